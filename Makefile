@@ -1,0 +1,83 @@
+# make demo          train a small private model and print its epsilon
+# make test          everything CI runs: style, fast tests, lowest versions, heavy tests
+# make lint, format  check, or repair, the style
+# make bench         measure against plain Keras
+# make clean         remove everything that make created
+#
+# Needs python3 (3.10 to 3.13) and make; the rest goes into .venv. Options:
+#   PYTHON=python3.12   the interpreter
+#   TF=tensorflow       the TensorFlow build: tensorflow, cpu, gpu or tpu (an extra of setup.py)
+#   WORKERS=2           processes that run the fast tests
+
+PYTHON ?= python3
+# tensorflow-cpu has no wheels for ARM; there, plain tensorflow is the build for the CPU.
+TF ?= $(if $(filter aarch64 arm64,$(shell uname -m)),tensorflow,cpu)
+WORKERS ?= 2
+
+VENV := .venv
+LOWEST := .venvs/lowest
+PACKAGE_FILES := setup.py pyproject.toml keras_dp/version.py
+
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Settings of the caller's shell that would test something else than this tree.
+export KERAS_BACKEND := tensorflow
+unexport TF_USE_LEGACY_KERAS PYTHONPATH PYTHONHOME
+
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: demo test test-fast test-lowest test-slow lint format bench build-file clean
+
+demo: $(VENV)/demo.installed
+	$(VENV)/bin/python -m train_scripts.demo --output_dir=output/demo
+
+test: lint test-fast test-lowest test-slow
+
+test-fast: $(VENV)/dev.installed
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
+
+test-lowest: $(LOWEST)/dev.installed
+	$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile
+
+test-slow: $(VENV)/dev.installed
+	$(VENV)/bin/python -m pytest -m slow
+
+lint: $(VENV)/dev.installed
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+format: $(VENV)/dev.installed
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench: $(VENV)/dev.installed
+	$(VENV)/bin/python -m benchmarks.run
+
+build-file: $(VENV)/dev.installed
+	$(VENV)/bin/python -m tools.build_file
+
+clean:
+	rm -rf .venv .venvs output build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The name of the stamp holds the build of TensorFlow: two builds overwrite each other, so another
+# one starts from an empty environment.
+$(VENV)/$(TF).created $(LOWEST)/$(TF).created: %/$(TF).created:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v <= (3, 13) or sys.exit(\
+	"keras_dp needs Python 3.10 to 3.13, and $(PYTHON) is %d.%d: set PYTHON=." % v)'
+	@echo "Creating $*"
+	@rm -rf $*
+	@$(PYTHON) -m venv $*
+	@$*/bin/python -m pip install --quiet --quiet --upgrade pip
+	@touch $@
+
+$(VENV)/demo.installed $(VENV)/dev.installed: $(VENV)/%.installed: $(PACKAGE_FILES) $(VENV)/$(TF).created
+	@echo "Installing keras_dp[$(TF),$*] into $(VENV)"
+	@$(VENV)/bin/python -m pip install --quiet --quiet --editable ".[$(TF),$*]"
+	@touch $@
+
+$(LOWEST)/dev.installed: $(LOWEST)/%.installed: $(PACKAGE_FILES) constraints-lowest.txt $(LOWEST)/$(TF).created
+	@echo "Installing keras_dp[$(TF),$*] into $(LOWEST), with the lowest versions of setup.py"
+	@$(LOWEST)/bin/python -m pip install --quiet --quiet --constraint constraints-lowest.txt \
+		--editable ".[$(TF),$*]"
+	@touch $@

@@ -1,0 +1,53 @@
+"""Differentially private training for any Keras model.
+
+    model.compile(optimizer=keras_dp.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.1,
+                                           batch_size=256), loss=...)
+    model.fit(keras_dp.PoissonSampler(x, y, batch_size=256), ...)
+"""
+
+from keras_dp import _requirements
+
+_requirements.check()
+
+from keras_dp import training  # noqa: E402
+from keras_dp.clipping.gradients import ClippedGradients, clipped_gradients  # noqa: E402
+from keras_dp.errors import (  # noqa: E402
+    BudgetExceededError,
+    IncompatibleModelError,
+    PrivacyError,
+    UnclippedGradientsError,
+)
+from keras_dp.optimizers import (  # noqa: E402
+    DPSGD,
+    DPAdam,
+    DPAdamW,
+    DPLamb,
+    DPMomentum,
+    make_private,
+)
+from keras_dp.sampling import PoissonSampler  # noqa: E402
+from keras_dp.validation import Problem, validate  # noqa: E402
+from keras_dp.repair import fix  # noqa: E402
+from keras_dp.version import __version__  # noqa: E402
+
+training.install()
+
+__all__ = [
+    "BudgetExceededError",
+    "ClippedGradients",
+    "DPAdam",
+    "DPAdamW",
+    "DPLamb",
+    "DPMomentum",
+    "DPSGD",
+    "IncompatibleModelError",
+    "PoissonSampler",
+    "PrivacyError",
+    "Problem",
+    "UnclippedGradientsError",
+    "__version__",
+    "clipped_gradients",
+    "fix",
+    "make_private",
+    "validate",
+]

@@ -1,0 +1,141 @@
+"""Everything of Keras that is not public and that keras_dp leans on, in one place.
+
+Written against Keras 3.12 to 3.15; ``tests/test_keras_private.py`` tells when one of
+these names changes. Why each is needed:
+
+``TensorFlowTrainer``         its ``train_step`` is where a private step has to begin:
+                              later, only the gradient of the batch mean is left.
+``Layer._flatten_layers``     to reach every nested layer.
+``Layer._trainable_variables``  the weights a layer owns itself, without its children's.
+``Layer._seed_generators``    the one state besides metrics that a private step advances.
+``_keras_mask``               a mask travels as an attribute of a tensor; slices lose it.
+``Model._compute_loss``       calls a user's ``compute_loss`` with the arguments it takes.
+``Model._loss_tracker``       holds the "loss" that the logs show.
+``Model._compile_loss``, ``_symbolic_build``  the loss has to be built before it is traced.
+"""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.random.seed_generator import global_seed_generator
+
+__all__ = ["TensorFlowTrainer"]
+
+
+def private_optimizer(model):
+    """The DP optimizer that ``model`` was compiled with, or None.
+
+    Looks through ``keras.optimizers.LossScaleOptimizer``, in which Keras wraps the
+    optimizer of a mixed_float16 model.
+    """
+    from keras_dp.optimizers.base import DPOptimizer
+
+    optimizer = getattr(model, "optimizer", None)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    return optimizer if isinstance(optimizer, DPOptimizer) else None
+
+
+def all_layers(model):
+    """``model`` itself and every layer nested in it, each once."""
+    return list(model._flatten_layers())
+
+
+def own_trainable_variables(layer):
+    """The variables that ``layer`` itself created and that are to be trained."""
+    if not layer.trainable:
+        return []
+    return [v for v in layer._trainable_variables if v.trainable]
+
+
+def seed_generators(model):
+    """Every random state that a call of ``model`` may advance, each once."""
+    found = {id(g): g for layer in all_layers(model) for g in layer._seed_generators}
+    shared = global_seed_generator()  # keras.random.* without a seed draws from this one
+    found[id(shared)] = shared
+    return list(found.values())
+
+
+def drew_random_numbers(layer, scope):
+    """Whether ``layer``, or one nested in it, may have drawn in the pass that ``scope`` saw."""
+    generators = [g for nested in all_layers(layer) for g in nested._seed_generators]
+    generators.append(global_seed_generator())
+    return any(scope.get_current_value(g.state) is not None for g in generators)
+
+
+def state_variables(model):
+    """The variables that a forward pass may change, seeds and metrics apart."""
+    known = {id(g.state) for g in seed_generators(model)}
+    known |= {id(v) for m in model.metrics for v in m.variables}
+    for layer in all_layers(model):
+        known |= {id(v) for m in layer.metrics for v in m.variables}
+    return [v for v in model.non_trainable_variables if id(v) not in known]
+
+
+def metric_variables(model):
+    """The variables of every metric that a layer of ``model`` updates in its call."""
+    found = {}
+    for layer in all_layers(model):
+        if layer is not model:
+            found |= {id(v): v for m in layer.metrics for v in m.variables}
+    return list(found.values())
+
+
+def get_mask(tensor):
+    """The Keras mask attached to ``tensor``, or None."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def with_mask(tensor, mask):
+    """``tensor`` with the Keras mask attached; unchanged when ``mask`` is None."""
+    if mask is not None:
+        tensor._keras_mask = mask
+    return tensor
+
+
+def call_model(model, x):
+    """The forward pass of ``model`` as its own train step would run it."""
+    return model(x, training=True) if model._call_has_training_arg else model(x)
+
+
+def overrides_compute_loss(model):
+    """Whether the model's class brings its own ``compute_loss``."""
+    return type(model).compute_loss is not keras.Model.compute_loss
+
+
+def batch_loss(model, x, y, y_pred, sample_weight):
+    """The model's own loss of a batch, as Keras computes it."""
+    return model._compute_loss(
+        x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True
+    )
+
+
+def build(model, x, y, sample_weight):
+    """Builds the compiled loss and metrics: they make variables, which no trace may do."""
+    if model._compile_loss is not None and not model._compile_loss.built:
+        with tf.init_scope():
+            model._symbolic_build(data_batch=(x, y, sample_weight))
+
+
+def track_loss(model, loss, count):
+    """Adds a batch's ``loss`` over ``count`` examples to the "loss" of the logs."""
+    model._loss_tracker.update_state(loss, sample_weight=count)
+
+
+@contextlib.contextmanager
+def without_weight_regularizers(variables):
+    """While open, the regularizers of ``variables`` are set aside.
+
+    They depend on no data. Their gradient is added outside the clip, so the loss of an
+    example must not contain them.
+    """
+    kept = [(v, v.regularizer) for v in variables if v.regularizer is not None]
+    for variable, _ in kept:
+        variable.regularizer = None
+    try:
+        yield
+    finally:
+        for variable, regularizer in kept:
+            variable.regularizer = regularizer

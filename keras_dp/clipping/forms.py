@@ -1,0 +1,217 @@
+"""The forms in which the per-example gradient of one weight can be held.
+
+A rule turns what was recorded of a layer into one form per weight. A form knows each
+example's squared norm and the sum of the examples' gradients scaled by given factors,
+and tries not to build the gradient of every example to get there.
+
+All tensors have the batch as their first axis; norms and sums are float32.
+"""
+
+import abc
+
+import tensorflow as tf
+
+
+class Form(abc.ABC):
+    """Per-example gradients of one weight of shape ``shape``."""
+
+    shape: tuple
+
+    @abc.abstractmethod
+    def squared_norms(self):
+        """Float32 ``[batch]``: each example's squared gradient norm."""
+
+    @abc.abstractmethod
+    def tensors(self):
+        """What ``weighted_sum`` reads; fixed once ``squared_norms`` was called."""
+
+    @abc.abstractmethod
+    def weighted_sum(self, factors, tensors):
+        """Sum over the batch of factor times gradient, float32, of the weight's shape.
+
+        ``tensors`` are those of :meth:`tensors` with the rows of non-finite examples zeroed.
+        """
+
+    @abc.abstractmethod
+    def per_example(self):
+        """The gradients themselves, float32 ``[batch, *shape]``."""
+
+
+class PerExample(Form):
+    """The gradient of every example, ``[batch, *shape]``: for small weights."""
+
+    def __init__(self, values, shape):
+        self.shape = tuple(shape)
+        self.values = tf.cast(values, tf.float32)
+
+    def squared_norms(self):
+        """Sum of squares over everything but the batch."""
+        return tf.reduce_sum(tf.square(_flat(self.values)), 1)
+
+    def tensors(self):
+        """The gradients."""
+        return [self.values]
+
+    def weighted_sum(self, factors, tensors):
+        """One vector-matrix product."""
+        summed = tf.linalg.matvec(_flat(tensors[0]), factors, transpose_a=True)
+        return tf.reshape(summed, self.shape)
+
+    def per_example(self):
+        """The gradients."""
+        return tf.reshape(self.values, (-1, *self.shape))
+
+
+class Product(Form):
+    """A weight that multiplies its input at T positions: the gradient is sum_t a_t g_t^T.
+
+    Two exact ways to the norm (Goodfellow 2015, arXiv 1510.01799; Li et al. 2021, arXiv
+    2110.05679; Bu et al. 2022, arXiv 2210.00038): the gradient itself, of S T D P
+    multiplications and S D P numbers an example; or the "ghost" product of the two T x T
+    Gram matrices of a and g, of S T^2 (D + P). At one position it is |a|^2 |g|^2.
+
+    Args:
+      a: ``[batch, S, T, D]``, the input; S counts blocks with weights of their own.
+      g: ``[batch, S, T, P]``, the gradient of the output.
+      to_weight: function from ``[..., S, D, P]`` to ``[..., *shape]``.
+      shape: the weight's shape.
+    """
+
+    def __init__(self, a, g, to_weight, shape):
+        self.a, self.g = tf.cast(a, tf.float32), tf.cast(g, tf.float32)
+        self.to_weight, self.shape = to_weight, tuple(shape)
+        self.gradient = None
+
+    def squared_norms(self):
+        """By the cheaper of the two ways, from the static shapes."""
+        if self.a.shape[2] == 1:
+            over_a = tf.reduce_sum(tf.square(self.a), [2, 3])
+            over_g = tf.reduce_sum(tf.square(self.g), [2, 3])
+            return tf.reduce_sum(over_a * over_g, 1)
+        if self._ghost_is_cheaper():
+            gram_a = tf.matmul(self.a, self.a, transpose_b=True)
+            gram_g = tf.matmul(self.g, self.g, transpose_b=True)
+            # Rounding can take a tiny sum of signed products below zero.
+            return tf.maximum(tf.reduce_sum(gram_a * gram_g, [1, 2, 3]), 0.0)
+        self.gradient = tf.matmul(self.a, self.g, transpose_a=True)
+        return tf.reduce_sum(tf.square(self.gradient), [1, 2, 3])
+
+    def _ghost_is_cheaper(self):
+        positions, depth, width = self.a.shape[2], self.a.shape[3], self.g.shape[3]
+        if None in (positions, depth, width):
+            return True  # the memory of the other way is not known to be bounded
+        work = positions * (depth + width) < depth * width
+        memory = 2 * positions * positions < depth * width
+        return work and memory
+
+    def tensors(self):
+        """The per-example gradient if it was made, else both factors."""
+        return [self.a, self.g] if self.gradient is None else [self.gradient]
+
+    def weighted_sum(self, factors, tensors):
+        """The ordinary weight gradient of scaled output gradients, or a contraction."""
+        if self.gradient is not None:
+            return self.to_weight(tf.einsum("bsdp,b->sdp", tensors[0], factors))
+        a, g = tensors
+        g = g * factors[:, None, None, None]
+        blocks, depth, width = a.shape[1], a.shape[3], g.shape[3]
+        if blocks == 1:
+            total = tf.matmul(
+                tf.reshape(a, [-1, depth]), tf.reshape(g, [-1, width]), transpose_a=True
+            )[None]
+        else:
+            total = tf.einsum("bstd,bstp->sdp", a, g)
+        return self.to_weight(total)
+
+    def per_example(self):
+        """The matrix product of each example."""
+        if self.gradient is None:
+            return self.to_weight(tf.matmul(self.a, self.g, transpose_a=True))
+        return self.to_weight(self.gradient)
+
+
+class Rows(Form):
+    """A table of which each example reads T rows: the gradient adds g_t to row id_t.
+
+    The norm is that of the summed rows: sum over positions s, t with the same id of
+    g_s . g_t. Nothing of size batch x table is built.
+
+    Args:
+      ids: int ``[batch, T]``.
+      g: ``[batch, T, D]``.
+      shape: ``(rows, D)``.
+    """
+
+    def __init__(self, ids, g, shape):
+        self.ids, self.g = ids, tf.cast(g, tf.float32)
+        self.shape = tuple(shape)
+
+    def squared_norms(self):
+        """The Gram matrix of g where the ids agree."""
+        if self.g.shape[1] == 1:
+            return tf.reduce_sum(tf.square(self.g), [1, 2])
+        same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], tf.float32)
+        gram = tf.matmul(self.g, self.g, transpose_b=True)
+        return tf.maximum(tf.reduce_sum(same * gram, [1, 2]), 0.0)
+
+    def tensors(self):
+        """The gradients of the rows read."""
+        return [self.g]
+
+    def weighted_sum(self, factors, tensors):
+        """A segment sum over all positions of all examples."""
+        g = tensors[0] * factors[:, None, None]
+        return tf.math.unsorted_segment_sum(
+            tf.reshape(g, [-1, self.shape[1]]), tf.reshape(self.ids, [-1]), self.shape[0]
+        )
+
+    def per_example(self):
+        """The whole table for every example: only for a table that is also used otherwise."""
+        batch = tf.shape(self.g)[0]
+        ids = self.ids + tf.cast(tf.range(batch)[:, None] * self.shape[0], self.ids.dtype)
+        tables = tf.math.unsorted_segment_sum(
+            tf.reshape(self.g, [-1, self.shape[1]]), tf.reshape(ids, [-1]), batch * self.shape[0]
+        )
+        return tf.reshape(tables, (-1, *self.shape))
+
+
+def merge(forms):
+    """One form for a weight that was used several times: the gradients of the uses add.
+
+    The norm of the sum is not the sum of the norms, so uses are joined before any norm is
+    taken: along T where the form allows it, else as the gradients themselves.
+    """
+    if len(forms) == 1:
+        return forms[0]
+    first = forms[0]
+    if all(type(f) is Product for f in forms):
+        a = tf.concat([f.a for f in forms], 2)
+        g = tf.concat([f.g for f in forms], 2)
+        return Product(a, g, first.to_weight, first.shape)
+    if all(type(f) is Rows for f in forms):
+        ids = tf.concat([f.ids for f in forms], 1)
+        return Rows(ids, tf.concat([f.g for f in forms], 1), first.shape)
+    return PerExample(tf.add_n([f.per_example() for f in forms]), first.shape)
+
+
+def zero_rows(forms, finite):
+    """Each form's tensors with the rows of non-finite examples zeroed, decided in the graph.
+
+    Such rows are rare, and passing over every activation is not free, so it is done only
+    when there is one.
+    """
+    tensors = [f.tensors() for f in forms]
+    flat = tf.nest.flatten(tensors)
+
+    def zeroed():
+        return [
+            tf.where(tf.reshape(finite, [-1] + [1] * (t.shape.rank - 1)), t, tf.zeros_like(t))
+            for t in flat
+        ]
+
+    cleaned = tf.cond(tf.reduce_all(finite), lambda: [tf.identity(t) for t in flat], zeroed)
+    return tf.nest.pack_sequence_as(tensors, tf.nest.flatten(cleaned))
+
+
+def _flat(values):
+    return tf.reshape(values, [tf.shape(values)[0], -1])

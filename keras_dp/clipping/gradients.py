@@ -1,0 +1,227 @@
+"""``clipped_gradients``: the clipped sum of a batch, in one pass or in microbatches."""
+
+import dataclasses
+import warnings
+import weakref
+
+import keras
+import tensorflow as tf
+
+from keras_dp import _keras, padding, validation
+from keras_dp.clipping import layerwise, passes, rows, vectorized
+from keras_dp.clipping.recording import NotLayerwise
+from keras_dp.errors import IncompatibleModelError, UnclippedGradientsError
+
+# Keeps small float16 gradients of a single example's loss from rounding to zero.
+_FLOAT16_LOSS_SCALE = 256.0
+
+
+@dataclasses.dataclass
+class ClippedGradients:
+    """Sums of per-example gradients, each clipped. Not private yet: the noise is missing.
+
+    Hand it to ``optimizer.apply_gradients``, once.
+
+    Attributes:
+      sums: for each variable, float32, the sum over the batch of the clipped gradients.
+      variables: the trainable variables of the model, in the order of ``sums``.
+      loss: float32 scalar, the mean loss of the examples. For logs; not private.
+      num_examples: int64 scalar, the examples counted. Not private under Poisson sampling.
+    """
+
+    sums: list
+    variables: list
+    loss: tf.Tensor
+    num_examples: tf.Tensor
+    _optimizer: object = dataclasses.field(repr=False)
+    _spent: bool = dataclasses.field(default=False, repr=False)
+
+    def spend(self, optimizer):
+        """Marks the gradients as used by ``optimizer``; they can be used once, by it alone."""
+        if optimizer is not self._optimizer:
+            raise UnclippedGradientsError(
+                f"{optimizer!r} received gradients that were clipped for {self._optimizer!r}. "
+                "Call keras_dp.clipped_gradients with the optimizer that applies them."
+            )
+        if self._spent:
+            raise UnclippedGradientsError(
+                "These clipped gradients were applied before. Every update needs gradients of "
+                "its own batch: call keras_dp.clipped_gradients again."
+            )
+        self._spent = True
+
+
+@tf.autograph.experimental.do_not_convert
+def clipped_gradients(model, x, y=None, sample_weight=None, *, optimizer, loss=None):
+    """The clipped gradient sum of one batch, for a custom training loop.
+
+    Computes sum_i f_i g_i, where g_i is the gradient of example i's loss over all trainable
+    weights and f_i the clip factor that brings its norm to at most ``l2_norm_clip``. The
+    loss of an example is the model's loss on a batch of one.
+
+        clipped = keras_dp.clipped_gradients(model, x, y, optimizer=optimizer)
+        optimizer.apply_gradients(clipped)   # adds the noise, divides, updates
+
+    Args:
+      model: a built or callable Keras model, compiled with a loss unless ``loss`` is given.
+      x, y, sample_weight: the batch: tensors or arrays with the examples along the first
+        axis, nested as the model takes them. A row of weight 0 has clip factor 0.
+      optimizer: the DP optimizer that will apply the result.
+      loss: None, or a function ``loss(y, y_pred)`` (and ``sample_weight=`` when weights are
+        given) in place of the compiled loss.
+
+    Returns:
+      :class:`ClippedGradients`. Private only after ``optimizer.apply_gradients``.
+
+    Raises:
+      IncompatibleModelError: when the model cannot be trained privately; names the layer.
+      ValueError: when ``optimizer`` is no DP optimizer.
+    """
+    from keras_dp.optimizers.base import DPOptimizer
+
+    if not isinstance(optimizer, DPOptimizer):
+        raise ValueError(
+            "optimizer must be a DP optimizer such as keras_dp.DPSGD. "
+            f"Received: {type(optimizer).__name__}"
+        )
+    x, y, sample_weight = rows.to_tensors((x, y, sample_weight))
+    return accumulate(model, x, y, sample_weight, optimizer=optimizer, loss=loss)
+
+
+def accumulate(model, x, y, sample_weight, *, optimizer, loss=None, observe=None):
+    """Clipped sums over all microbatches of a batch.
+
+    Args:
+      observe: None or a function ``observe(result, x, y, sample_weight, real)`` called after
+        every pass; ``real`` is bool ``[rows]``, or None when every row is an example of its own.
+      Others as in :func:`clipped_gradients`.
+    """
+    privacy = optimizer.privacy
+    _keras.build(model, x, y, sample_weight)
+    _require_valid(model, x, privacy.backend)
+    variables = list(model.trainable_variables)
+    scale = _loss_scale(model)
+
+    def run(batch, real):
+        result = _one_pass(model, loss, variables, batch, privacy, scale)
+        if observe is not None:
+            observe(result, *batch[:3], real)
+        losses = result.losses if result.activity is None else result.losses + result.activity
+        if real is None:
+            return result.sums, tf.reduce_sum(losses), tf.size(losses, tf.int64)
+        counted = tf.boolean_mask(losses, real)
+        return result.sums, tf.reduce_sum(counted), tf.size(counted, tf.int64)
+
+    size = rows.count((x, y, sample_weight))
+    per_pass = 1 if privacy.backend == "loop" else privacy.microbatch_size
+    real = padding.real_rows(sample_weight)
+    counted = _counted_rows(sample_weight)
+    if per_pass is None or (isinstance(size, int) and size <= per_pass and real is None):
+        batch = (x, y, sample_weight, counted)
+        sums, total, number = run(batch, real)
+    else:
+        sums, total, number = _microbatches(
+            run, (x, y, sample_weight), counted, real, size, per_pass, variables
+        )
+    mean = tf.math.divide_no_nan(total, tf.cast(number, tf.float32))
+    return ClippedGradients(sums, variables, mean, number, optimizer)
+
+
+def _microbatches(run, data, counted, real, size, per_pass, variables):
+    """Adds up passes over ``per_pass`` rows; stops after the last row that is an example.
+
+    Every pass has the same number of rows, so that nothing is compiled twice: the last one
+    moves back into rows that were seen already, which then do not count.
+    """
+    width = min(size, per_pass) if isinstance(size, int) else tf.minimum(size, per_pass)
+    numbers = tf.range(size)
+    last = size
+    if real is not None:
+        last = tf.reduce_max(tf.where(real, numbers + 1, 0))
+    steps = -(-last // width)
+
+    def body(k, sums, total, number):
+        start = tf.minimum(k * width, size - width)
+        fresh = start + tf.range(width) >= k * width
+        is_real = fresh if real is None else fresh & rows.take(real, start, width)
+        counts = fresh if counted is None else fresh & rows.take(counted, start, width)
+        batch = (*rows.take(data, start, width), counts)
+        more, loss, examples = run(batch, is_real)
+        sums = [s + m for s, m in zip(sums, more)]
+        return k + 1, sums, total + loss, number + examples
+
+    zeros = [tf.zeros(v.shape) for v in variables]
+    start = (tf.constant(0), zeros, tf.constant(0.0), tf.constant(0, tf.int64))
+    _, sums, total, number = tf.while_loop(
+        lambda k, *_: k < steps, body, start, parallel_iterations=1
+    )
+    return sums, total, number
+
+
+def _one_pass(model, loss, variables, batch, privacy, scale):
+    """One pass by the backend that was asked for, or by the fastest that can."""
+    if privacy.backend in ("auto", "layerwise"):
+        try:
+            result = layerwise.clipped_sums(model, loss, variables, batch, privacy, scale)
+        except NotLayerwise as reason:
+            if privacy.backend == "layerwise":
+                raise IncompatibleModelError(
+                    f"backend='layerwise' cannot train model '{model.name}': {reason}. "
+                    "Use backend='auto' or backend='vectorized'."
+                ) from reason
+            _warn_once(
+                f"keras_dp: model '{model.name}' trains with backend='vectorized', which is "
+                f"slower, because {reason}."
+            )
+        else:
+            passes.keep_state(model, result.scope)
+            unchanged = passes.changed_state(model, result.scope)
+            if unchanged:
+                _warn_once(
+                    f"keras_dp: {unchanged} stay as they are during private training: what a "
+                    "forward pass writes there could depend on the data."
+                )
+            return result
+    loop = privacy.backend == "loop"
+    return vectorized.clipped_sums(model, loss, variables, batch, privacy, scale, loop=loop)
+
+
+def _require_valid(model, x, backend):
+    """Validates the model once for each set of trainable layers."""
+    # A batch of one cannot couple examples, so those backends need no trial run.
+    probe = backend in ("auto", "layerwise")
+    state = (probe, tuple(layer.trainable for layer in _keras.all_layers(model)))
+    if _validated.get(model) == state:
+        return
+    specs = keras.tree.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), x)
+    with tf.init_scope():
+        validation.require_valid(model, probe, input_spec=specs)
+    _validated[model] = state
+
+
+def _counted_rows(sample_weight):
+    """Bool ``[batch]`` or None: the rows with a weight other than 0 for some output."""
+    counted = None
+    for weight in tf.nest.flatten(sample_weight):
+        if weight is None:
+            continue
+        nonzero = tf.reshape(weight != 0, [tf.shape(weight)[0], -1])
+        any_nonzero = tf.reduce_any(nonzero, 1)
+        counted = any_nonzero if counted is None else counted | any_nonzero
+    return counted
+
+
+def _loss_scale(model):
+    half = any(layer.compute_dtype == "float16" for layer in _keras.all_layers(model))
+    return _FLOAT16_LOSS_SCALE if half else 1.0
+
+
+_validated = weakref.WeakKeyDictionary()
+_warned = set()
+
+
+def _warn_once(message):
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, stacklevel=2)
+

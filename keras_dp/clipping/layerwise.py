@@ -1,0 +1,99 @@
+"""The layerwise backend: one forward pass, one backward pass, no per-example gradients.
+
+Steps 1 to 5 of a private step. The backward pass goes to the recorded layer outputs only;
+from (input, output gradient) of every layer come each example's norm and, once the clip
+factors are known, the clipped sum ("book-keeping", Bu et al. 2022, arXiv 2210.00038).
+"""
+
+import keras
+import tensorflow as tf
+
+from keras_dp import _keras
+from keras_dp.clipping import clip, example_loss, fallback, forms
+from keras_dp.clipping.passes import Pass
+from keras_dp.clipping.recording import NotLayerwise, Recorder
+
+
+def clipped_sums(model, loss, variables, batch, privacy, loss_scale):
+    """One pass over a batch.
+
+    Args:
+      model: the model.
+      loss: None or the loss function to use instead of the compiled one.
+      variables: the trainable variables, in the order of the result.
+      batch: ``(x, y, sample_weight, counted)``; ``counted`` is bool ``[batch]`` or None.
+      privacy: the optimizer's :class:`~keras_dp.optimizers.base.PrivacySettings`.
+      loss_scale: factor by which gradients are scaled up during the backward pass.
+
+    Returns:
+      A :class:`~keras_dp.clipping.passes.Pass`.
+
+    Raises:
+      NotLayerwise: when a part of the gradient cannot be seen layer by layer.
+    """
+    x, y, sample_weight, counted = batch
+    recorder = Recorder(model, variables)
+    with tf.GradientTape(watch_accessed_variables=False) as tape, recorder.recording(tape):
+        with keras.StatelessScope(collect_losses=True) as scope:
+            y_pred = _keras.call_model(model, x)
+        _refuse_added_losses(model, loss, scope, recorder)
+        losses = example_loss.example_losses(model, loss, variables, x, y, y_pred, sample_weight)
+        activity = example_loss.activity_losses(recorder.activity)
+        total = tf.reduce_sum(losses if activity is None else losses + activity) * loss_scale
+    recorder.check_strays()
+    found = _weight_forms(recorder.uses, tape, total, loss_scale, scope)
+    sums, norms = _clip_and_sum(found, variables, counted, privacy, tf.shape(losses)[0])
+    return Pass(sums, norms, losses, activity, y_pred, scope)
+
+
+def _weight_forms(uses, tape, total, loss_scale, scope):
+    """For each variable, by identity: the variable and one form for all its uses."""
+    outputs = [o for use in uses for o in use.outputs]
+    gradients = iter(tape.gradient(total, outputs))
+    found = {}
+    for use in uses:
+        own = [next(gradients) for _ in use.outputs]
+        if all(g is None for g in own):
+            continue  # a branch that the loss does not depend on
+        own = [
+            tf.zeros_like(o) if g is None else tf.convert_to_tensor(g)
+            for g, o in zip(own, use.outputs)
+        ]
+        if loss_scale != 1:
+            own = [tf.cast(g, tf.float32) / loss_scale for g in own]
+        rule = use.unit.rule
+        pairs = rule(use, own[0]) if rule else fallback.per_example_gradients(use, own, scope)
+        for variable, form in pairs:
+            found.setdefault(id(variable), (variable, []))[1].append(form)
+    return {key: forms.merge(uses_of) for key, (_, uses_of) in found.items()}
+
+
+def _clip_and_sum(found, variables, counted, privacy, batch):
+    """Norms over all weights, one factor per example, and each weight's clipped sum."""
+    used = [v for v in variables if id(v) in found]
+    by_weight = [found[id(v)] for v in used]
+    squares = [f.squared_norms() for f in by_weight]
+    squared = tf.add_n(squares) if squares else tf.zeros([batch])
+    factors, finite = clip.clip_factors(privacy.clipping, squared, privacy.l2_norm_clip, counted)
+    sums = {}
+    if by_weight:
+        cleaned = forms.zero_rows(by_weight, finite)
+        sums = {
+            id(v): form.weighted_sum(factors, tensors)
+            for v, form, tensors in zip(used, by_weight, cleaned)
+        }
+    zero = [sums.get(id(v)) for v in variables]
+    sums = [tf.zeros(v.shape) if s is None else s for v, s in zip(variables, zero)]
+    return sums, tf.sqrt(squared)
+
+
+def _refuse_added_losses(model, loss, scope, recorder):
+    if scope.losses:
+        raise NotLayerwise(
+            "a layer calls add_loss, whose value for the batch cannot be split into examples"
+        )
+    if recorder.activity and loss is None and _keras.overrides_compute_loss(model):
+        raise NotLayerwise(
+            "the model has activity regularizers and a compute_loss of its own, "
+            "which decides whether they count"
+        )

@@ -1,0 +1,50 @@
+"""What one pass over a batch, or a microbatch, leaves behind."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from keras_dp import _keras
+
+
+@dataclasses.dataclass
+class Pass:
+    """The result of one pass.
+
+    Attributes:
+      sums: the clipped sum of each variable, float32.
+      norms: float32 ``[batch]``, gradient norms before clipping. Not private.
+      losses: float32 ``[batch]``, the loss of each example. Not private.
+      activity: float32 ``[batch]`` or None, each example's activity regularizers.
+      y_pred: the model's outputs.
+      scope: the stateless scope that the forward pass ran in, or None.
+    """
+
+    sums: list
+    norms: tf.Tensor
+    losses: tf.Tensor
+    activity: tf.Tensor | None
+    y_pred: object
+    scope: object
+
+
+def keep_state(model, scope):
+    """Writes back what a forward pass may change: random states, and metrics of layers.
+
+    Any other state could carry an example's data out of the clip, so it stays as it was.
+    """
+    for generator in _keras.seed_generators(model):
+        value = scope.get_current_value(generator.state)
+        if value is not None:
+            generator.state.assign(value)
+    for variable in _keras.metric_variables(model):
+        value = scope.get_current_value(variable)
+        if value is not None:
+            variable.assign(value)
+
+
+def changed_state(model, scope):
+    """Paths of the variables that the forward pass wanted to change and that stay as they were."""
+    return [
+        v.path for v in _keras.state_variables(model) if scope.get_current_value(v) is not None
+    ]

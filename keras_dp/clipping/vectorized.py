@@ -1,0 +1,83 @@
+"""The vectorized and loop backends: the gradient of every example, from the whole model.
+
+Slower than the layerwise backend, and for models it cannot see into: the model and its
+loss run on batches of one, so nothing can couple examples. ``vectorized`` does it for all
+examples at once by ``tf.vectorized_map``, ``loop`` for one after the other.
+"""
+
+import keras
+import tensorflow as tf
+
+from keras_dp import _keras
+from keras_dp.clipping import clip, example_loss, rows
+from keras_dp.clipping.passes import Pass
+
+# An odd constant that spreads the rows of a batch over the seeds.
+_ROW_STRIDE = 2654435761
+
+
+def clipped_sums(model, loss, variables, batch, privacy, loss_scale, *, loop):
+    """One pass over a batch; arguments and result as in ``layerwise.clipped_sums``.
+
+    With ``loop`` the batch has one row.
+    """
+    x, y, sample_weight, counted = batch
+    tensors, rebuild = rows.flatten((x, y, sample_weight))
+    size = tf.shape(tensors[0])[0]
+
+    def one(arguments):
+        row, number = arguments
+        return _example(model, loss, variables, rows.single(rebuild(row)), number, loss_scale)
+
+    numbers = tf.range(tf.cast(size, tf.int64))
+    if loop:
+        results = one(([t[0] for t in tensors], numbers[0]))
+        results = tf.nest.map_structure(lambda t: t[None], results)
+    else:
+        results = tf.vectorized_map(one, (tensors, numbers))
+    gradients, losses, y_pred = results
+    _advance_seeds(model)
+    squared = tf.add_n(
+        [tf.reduce_sum(tf.square(tf.reshape(g, [size, -1])), 1) for g in gradients]
+    )
+    factors, finite = clip.clip_factors(privacy.clipping, squared, privacy.l2_norm_clip, counted)
+    sums = []
+    for g in gradients:
+        flat = tf.reshape(g, [size, -1])
+        flat = tf.where(finite[:, None], flat, 0.0)
+        sums.append(tf.reshape(tf.linalg.matvec(flat, factors, transpose_a=True), g.shape[1:]))
+    return Pass(sums, tf.sqrt(squared), losses, None, y_pred, None)
+
+
+def _example(model, loss, variables, example, number, loss_scale):
+    """Gradients, loss and prediction of one example, given as a batch of one."""
+    x, y, sample_weight = example
+    weights = [tf.convert_to_tensor(v.value) for v in variables]
+    state = list(zip(variables, weights))
+    for generator in _keras.seed_generators(model):
+        # Every row draws from a stream of its own: no two examples share a mask.
+        seed, drawn = tf.unstack(tf.convert_to_tensor(generator.state.value))
+        row_seed = seed + tf.cast((number + 1) * _ROW_STRIDE % 2**31, seed.dtype)
+        state.append((generator.state, tf.stack([row_seed, drawn])))
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(weights)
+        with (
+            keras.StatelessScope(state_mapping=state, collect_losses=True) as scope,
+            _keras.without_weight_regularizers(variables),
+        ):
+            y_pred = _keras.call_model(model, x)
+            value = example_loss.loss_of(model, loss, x, y, y_pred, sample_weight)
+            if loss is not None:
+                value += sum(tf.reduce_sum(tf.cast(added, tf.float32)) for added in scope.losses)
+        total = value * loss_scale
+    found = tape.gradient(total, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    found = [tf.cast(tf.convert_to_tensor(g), tf.float32) / loss_scale for g in found]
+    return found, value, keras.tree.map_structure(lambda t: t[0], y_pred)
+
+
+def _advance_seeds(model):
+    """Moves every random state past what the rows have drawn."""
+    for generator in _keras.seed_generators(model):
+        state = tf.convert_to_tensor(generator.state.value)
+        generator.state.assign(state + tf.constant([0, 1024], state.dtype))
+

@@ -1,0 +1,264 @@
+"""What turns a Keras optimizer into a private one: clipped sums in, noise, update."""
+
+import dataclasses
+import math
+import numbers
+
+import tensorflow as tf
+
+from keras_dp import noise
+from keras_dp.clipping import clip, gradients
+from keras_dp.errors import PrivacyError, UnclippedGradientsError
+
+BACKENDS = ("auto", "layerwise", "vectorized", "loop")
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacySettings:
+    """The arguments of a DP optimizer that decide what is released. They never change."""
+
+    l2_norm_clip: float
+    noise_multiplier: float
+    batch_size: int
+    clipping: str = "flat"
+    microbatch_size: int | None = None
+    backend: str = "auto"
+
+    def __post_init__(self):
+        _require(
+            _is_number(self.l2_norm_clip) and 0 < self.l2_norm_clip < math.inf,
+            "l2_norm_clip",
+            self.l2_norm_clip,
+            "a finite number above 0, the bound on each example's gradient norm",
+        )
+        _require(
+            _is_number(self.noise_multiplier) and 0 <= self.noise_multiplier < math.inf,
+            "noise_multiplier",
+            self.noise_multiplier,
+            "a finite number of at least 0; keras_dp.compute_noise_multiplier finds it",
+        )
+        _require(
+            _is_count(self.batch_size),
+            "batch_size",
+            self.batch_size,
+            "a whole number of at least 1, the expected number of examples in one update",
+        )
+        _require(
+            self.microbatch_size is None or _is_count(self.microbatch_size),
+            "microbatch_size",
+            self.microbatch_size,
+            "None or a whole number of at least 1, the examples of one pass",
+        )
+        _require(
+            self.clipping in clip.CLIPPINGS, "clipping", self.clipping, _one_of(clip.CLIPPINGS)
+        )
+        _require(self.backend in BACKENDS, "backend", self.backend, _one_of(BACKENDS))
+
+
+class DPOptimizer:
+    """The private part of every DP optimizer; mixed into a Keras optimizer class.
+
+    An update takes the sum over the batch of the per-example gradients, each clipped to
+    an L2 norm of at most ``l2_norm_clip`` over all weights, adds Gaussian noise of
+    standard deviation ``noise_multiplier * l2_norm_clip`` once, divides by the constant
+    ``batch_size`` and hands the result to the Keras optimizer, whose work is
+    post-processing (Abadi et al. 2016, arXiv 1607.00133, Algorithm 1). Gradients of
+    weight regularizers depend on no data and are added after the noise.
+
+    Only :class:`~keras_dp.clipping.gradients.ClippedGradients` are accepted; every other
+    call raises :class:`~keras_dp.errors.UnclippedGradientsError`, every time.
+    """
+
+    def __init__(
+        self,
+        *args,
+        l2_norm_clip,
+        noise_multiplier,
+        batch_size,
+        clipping="flat",
+        microbatch_size=None,
+        backend="auto",
+        seed=None,
+        **kwargs,
+    ):
+        settings = PrivacySettings(
+            l2_norm_clip, noise_multiplier, batch_size, clipping, microbatch_size, backend
+        )
+        _require(
+            seed is None or (isinstance(seed, numbers.Integral) and not isinstance(seed, bool)),
+            "seed",
+            seed,
+            "None (operating-system entropy) or, for tests, a whole number",
+        )
+        for name, reason in _REFUSED.items():
+            if kwargs.get(name) is not None:
+                raise ValueError(
+                    f"{type(self).__name__} received {name}={kwargs[name]!r}. {reason}"
+                )
+        super().__init__(*args, **kwargs)
+        self._privacy = settings
+        self._noise = noise.GaussianNoise(seed)
+
+    @property
+    def privacy(self):
+        """The :class:`PrivacySettings` of this optimizer."""
+        return self._privacy
+
+    @property
+    def l2_norm_clip(self):
+        """C, the bound on each example's gradient norm over all weights."""
+        return self._privacy.l2_norm_clip
+
+    @property
+    def noise_multiplier(self):
+        """Standard deviation of the noise over the sensitivity of the clipped sum."""
+        return self._privacy.noise_multiplier
+
+    @property
+    def batch_size(self):
+        """Expected number of examples in one update, over all replicas; the divisor."""
+        return self._privacy.batch_size
+
+    @property
+    def clipping(self):
+        """How an example's gradient is brought to norm C: "flat" or "automatic"."""
+        return self._privacy.clipping
+
+    @property
+    def microbatch_size(self):
+        """Examples per pass inside one step, or None for all at once."""
+        return self._privacy.microbatch_size
+
+    @property
+    def backend(self):
+        """How per-example gradients are found."""
+        return self._privacy.backend
+
+    @property
+    def sensitivity(self):
+        """L2 sensitivity of the clipped sum when one example is added or removed."""
+        return self._privacy.l2_norm_clip
+
+    @property
+    def noise_stddev(self):
+        """Standard deviation of the noise in the gradient that the update uses."""
+        return self.noise_multiplier * self.sensitivity / self.batch_size
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_gradients(self, grads_and_vars):
+        """One private update.
+
+        Args:
+          grads_and_vars: what :func:`keras_dp.clipped_gradients` returned for this
+            optimizer, not used before.
+
+        Returns:
+          The update counter, as Keras does.
+
+        Raises:
+          UnclippedGradientsError: for anything else.
+        """
+        self.apply(grads_and_vars)
+        return self._iterations
+
+    @tf.autograph.experimental.do_not_convert
+    def apply(self, grads, trainable_variables=None):
+        """The same as :meth:`apply_gradients`; the variables are those of the gradients."""
+        if not isinstance(grads, gradients.ClippedGradients) or trainable_variables is not None:
+            raise UnclippedGradientsError(
+                f"{type(self).__name__} received plain gradients ({type(grads).__name__}), which "
+                "nobody clipped per example: applying them would not be private. Train with "
+                "model.fit or model.train_on_batch, or call optimizer.apply_gradients("
+                "keras_dp.clipped_gradients(model, x, y, optimizer=optimizer)). A model whose own "
+                "train_step computes gradients has to do the same."
+            )
+        grads.spend(self)
+        private = self.privatize(grads.sums, grads.variables)
+        super().apply(private, grads.variables)
+
+    def privatize(self, sums, variables):
+        """Clipped sums -> the private gradient: (sum + noise) / batch_size + regularizers."""
+        if self.noise_multiplier > 0:
+            stddev = self.noise_multiplier * self.sensitivity
+            normals = self._noise.draw([tuple(s.shape) for s in sums])
+            sums = [s + stddev * z for s, z in zip(sums, normals)]
+        private = [s / self.batch_size for s in sums]
+        return [
+            p if r is None else p + r for p, r in zip(private, regularizer_gradients(variables))
+        ]
+
+    def get_config(self):
+        """The Keras optimizer's config and the privacy arguments.
+
+        The seed is left out: it would tell whoever reads the file how to subtract the
+        noise. An optimizer made from a config draws a new secret.
+        """
+        config = super().get_config()
+        for name in _REFUSED:
+            config.pop(name, None)
+        return config | dataclasses.asdict(self._privacy)
+
+    def __repr__(self):
+        settings = ", ".join(f"{k}={v!r}" for k, v in dataclasses.asdict(self._privacy).items())
+        return f"<{type(self).__name__} {settings}>"
+
+
+def regularizer_gradients(variables):
+    """The gradient of each variable's own weight regularizer, or None."""
+    found = []
+    for variable in variables:
+        if variable.regularizer is None:
+            found.append(None)
+            continue
+        value = tf.convert_to_tensor(variable.value)
+        with tf.GradientTape() as tape:
+            tape.watch(value)
+            penalty = variable.regularizer(value)
+        found.append(tf.cast(tape.gradient(penalty, value), tf.float32))
+    return found
+
+
+_KERAS_CLIP = (
+    "Keras's own clipping works on the mean gradient, not per example, and gives no privacy. "
+    "Use l2_norm_clip, which bounds each example's gradient, and leave it out."
+)
+_REFUSED = {
+    "clipnorm": _KERAS_CLIP,
+    "clipvalue": _KERAS_CLIP,
+    "global_clipnorm": _KERAS_CLIP,
+    "loss_scale_factor": (
+        "A DP optimizer scales and unscales float16 gradients itself, before they are clipped. "
+        "Leave it out."
+    ),
+    "gradient_accumulation_steps": (
+        "Keras's accumulation would add noise at every part of the batch. Use a larger "
+        "batch_size with microbatch_size, which bounds the memory of one step."
+    ),
+}
+
+
+def _require(condition, name, received, allowed):
+    if not condition:
+        raise ValueError(f"{name} must be {allowed}. Received: {name}={received!r}")
+
+
+def _one_of(allowed):
+    return "one of " + ", ".join(repr(a) for a in allowed)
+
+
+def _is_number(value):
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _is_count(value):
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 1
+
+
+def require_one_replica():
+    """Refuses a strategy with several replicas, for which the noise is not yet placed."""
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas > 1:
+        raise PrivacyError(
+            f"keras_dp received a strategy with {replicas} replicas. This version trains on one "
+            "replica; build and compile the model outside the strategy's scope."
+        )

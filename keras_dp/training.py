@@ -1,0 +1,78 @@
+"""The private train step and how Keras reaches it.
+
+Keras hands an optimizer the gradient of the batch mean, which is too late. So importing
+keras_dp makes the TensorFlow trainer's ``train_step`` ask first: with a DP optimizer the
+private step runs, with any other the step that was there before.
+"""
+
+import functools
+
+import tensorflow as tf
+
+from keras_dp import _keras
+from keras_dp.clipping import gradients, rows
+from keras_dp.optimizers.base import require_one_replica
+
+
+def private_train_step(model, optimizer, data):
+    """One private update on a batch, and the logs that Keras expects.
+
+    Args:
+      model: a compiled ``keras.Model``.
+      optimizer: its DP optimizer.
+      data: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``.
+
+    Returns:
+      dict of metric results, as ``keras.Model.train_step`` returns. They are computed from
+      the private data without noise: what they show is not covered by the guarantee.
+    """
+    require_one_replica()
+    x, y, sample_weight = _unpack(data)
+    logs = {}
+
+    def observe(result, x, y, sample_weight, real):
+        logs.update(_update_metrics(model, result, x, y, sample_weight, real))
+
+    clipped = gradients.accumulate(model, x, y, sample_weight, optimizer=optimizer, observe=observe)
+    optimizer.apply_gradients(clipped)
+    if optimizer.microbatch_size is not None or optimizer.backend == "loop":
+        return model.get_metrics_result()
+    return logs
+
+
+def _update_metrics(model, result, x, y, sample_weight, real):
+    """Loss and metrics of the examples of one pass, by Keras's own code; padding left out."""
+    y_pred, activity = result.y_pred, result.activity
+    if real is not None:
+        x, y, y_pred, sample_weight, activity = rows.select(
+            (x, y, y_pred, sample_weight, activity), real
+        )
+    count = rows.count((y_pred,))
+    loss = _keras.batch_loss(model, x, y, y_pred, sample_weight)
+    if activity is not None:
+        loss += tf.math.divide_no_nan(tf.reduce_sum(activity), tf.cast(count, tf.float32))
+    _keras.track_loss(model, loss, count)
+    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def _unpack(data):
+    if not isinstance(data, (tuple, list)):
+        data = (data,)
+    return rows.to_tensors((*data, None, None)[:3])
+
+
+def install():
+    """Makes Keras's TensorFlow trainer run the private step for DP optimizers. Idempotent."""
+    plain = _keras.TensorFlowTrainer.train_step
+    if getattr(plain, "keras_dp", False):
+        return
+
+    @functools.wraps(plain)
+    def train_step(self, data):
+        optimizer = _keras.private_optimizer(self)
+        if optimizer is None:
+            return plain(self, data)
+        return private_train_step(self, optimizer, data)
+
+    train_step.keras_dp = True
+    _keras.TensorFlowTrainer.train_step = train_step

@@ -1,0 +1,219 @@
+"""Parameter counts (with their arithmetic), shapes and what none of the models may contain."""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+
+import models
+
+
+def dense(inputs, outputs):
+    return inputs * outputs + outputs
+
+
+def conv(kernel, inputs, outputs, bias=0):
+    return kernel * kernel * inputs * outputs + bias * outputs
+
+
+def conv_norm(kernel, inputs, outputs):
+    """A convolution without bias and the scale and offset of its group normalisation."""
+    return conv(kernel, inputs, outputs) + 2 * outputs
+
+
+def encoder_block(dim, mlp_dim):
+    """Two layer normalisations; query, key, value and output maps; two layers of the MLP."""
+    return 2 * 2 * dim + 4 * dense(dim, dim) + dense(dim, mlp_dim) + dense(mlp_dim, dim)
+
+
+def basic_stage(inputs, width, blocks):
+    """Two 3x3 convolutions a block, and a projection where the width changes."""
+    first = conv_norm(3, inputs, width) + conv_norm(3, width, width)
+    projection = conv_norm(1, inputs, width) if inputs != width else 0
+    return first + projection + (blocks - 1) * 2 * conv_norm(3, width, width)
+
+
+def bottleneck_stage(inputs, width, blocks):
+    """1x1, 3x3 and 1x1 convolutions a block; the first block projects its shortcut."""
+
+    def block(channels):
+        return (
+            conv_norm(1, channels, width)
+            + conv_norm(3, width, width)
+            + conv_norm(1, width, 4 * width)
+        )
+
+    return block(inputs) + conv_norm(1, inputs, 4 * width) + (blocks - 1) * block(4 * width)
+
+
+def basic_resnet(stem, blocks, classes):
+    widths = (64, 64, 128, 256, 512)
+    stages = sum(basic_stage(*widths[i : i + 2], blocks[i]) for i in range(4))
+    return stem + stages + dense(512, classes)
+
+
+def bottleneck_resnet(stem, blocks, classes):
+    inputs = (64, 256, 512, 1024)
+    stages = sum(bottleneck_stage(inputs[i], 64 * 2**i, blocks[i]) for i in range(4))
+    return stem + stages + dense(2048, classes)
+
+
+def wide_stage(inputs, filters, blocks):
+    """Norms come before the convolutions here, so the first one has the width of its input."""
+    first = 2 * inputs + conv(3, inputs, filters) + conv(1, inputs, filters)
+    second = 2 * filters + conv(3, filters, filters)
+    return first + second + (blocks - 1) * 2 * second
+
+
+def wide_resnet(width, blocks, classes):
+    filters = (16, 16 * width, 32 * width, 64 * width)
+    stages = sum(wide_stage(*filters[i : i + 2], blocks) for i in range(3))
+    return conv(3, 3, 16) + stages + 2 * filters[-1] + dense(filters[-1], classes)
+
+
+SMALL_STEM, LARGE_STEM = conv_norm(3, 3, 64), conv_norm(7, 3, 64)
+
+# how to build it, its parameters by arithmetic, the same number written out
+COUNTS = {
+    "cnn": (
+        models.cnn,
+        # 28 -> 14 (stride 2) -> 13 (pooling) -> 5 (4x4, stride 2, valid) -> 4 (pooling)
+        conv(8, 1, 16, bias=1) + conv(4, 16, 32, bias=1) + dense(4 * 4 * 32, 32) + dense(32, 10),
+        26_010,
+    ),
+    "mlp": (models.mlp, dense(784, 1024) + dense(1024, 1024) + dense(1024, 10), 1_863_690),
+    "resnet18": (models.resnet, basic_resnet(SMALL_STEM, (2, 2, 2, 2), 10), 11_173_962),
+    "resnet34": (
+        lambda: models.resnet(depth=34),
+        basic_resnet(SMALL_STEM, (3, 4, 6, 3), 10),
+        21_282_122,
+    ),
+    # With the large stem and 1,000 classes these are the counts of the original networks: group
+    # normalisation has as many weights as batch normalisation.
+    "resnet18_imagenet": (
+        lambda: models.resnet((224, 224, 3), 1000, stem="large"),
+        basic_resnet(LARGE_STEM, (2, 2, 2, 2), 1000),
+        11_689_512,
+    ),
+    "resnet50_imagenet": (
+        lambda: models.resnet((224, 224, 3), 1000, depth=50, stem="large"),
+        bottleneck_resnet(LARGE_STEM, (3, 4, 6, 3), 1000),
+        25_557_032,
+    ),
+    "wrn16_4": (models.wide_resnet, wide_resnet(4, 2, 10), 2_748_890),
+    "wrn40_4": (lambda: models.wide_resnet(depth=40), wide_resnet(4, 6, 10), 8_949_210),
+    "vit": (
+        models.vit,
+        # 8 x 8 patches of 4 x 4 pixels, a position table, the last normalisation
+        conv(4, 3, 192, bias=1) + 64 * 192 + 6 * encoder_block(192, 768) + 2 * 192 + dense(192, 10),
+        2_693_194,
+    ),
+    "text_transformer": (
+        models.text_transformer,
+        10_000 * 128 + 128 * 128 + 2 * encoder_block(128, 512) + 2 * 128 + dense(128, 2),
+        1_693_442,
+    ),
+    "text_transformer_without_positions": (
+        lambda: models.text_transformer(positions=False),
+        10_000 * 128 + 2 * encoder_block(128, 512) + 2 * 128 + dense(128, 2),
+        1_677_058,
+    ),
+    "lstm": (
+        models.lstm,
+        # four gates, each from 64 inputs, 128 states and a bias
+        10_000 * 64 + 4 * dense(64 + 128, 128) + dense(128, 2),
+        739_074,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameter_count(name):
+    build, arithmetic, written = COUNTS[name]
+    assert arithmetic == written
+    assert build().count_params() == arithmetic
+
+
+def tiny_models():
+    """Small versions of all public models, with inputs for them."""
+    rng = np.random.default_rng(0)
+    images = rng.uniform(size=(3, 32, 32, 3)).astype(np.float32)
+    tokens = rng.integers(0, 50, (3, 12)).astype(np.int32)
+    return {
+        "cnn": (models.cnn(num_classes=5), images[:, :28, :28, :1]),
+        "mlp": (models.mlp((32, 32, 3), 5, hidden_units=(8,)), images),
+        "resnet": (models.resnet(num_classes=5), images),
+        "wide_resnet": (models.wide_resnet(num_classes=5, depth=10, width=1), images),
+        "vit": (models.vit(num_classes=5, patch_size=8, dim=12, depth=1), images),
+        "text_transformer": (models.text_transformer(12, 50, 5, dim=8, depth=1), tokens),
+        "lstm": (models.lstm(12, 50, 5, dim=8, units=8), tokens),
+    }
+
+
+def test_every_public_model_is_covered():
+    functions = {name for name in models.__all__ if inspect.isfunction(getattr(models, name))}
+    assert set(tiny_models()) == functions
+
+
+def test_logits_do_not_depend_on_the_other_examples():
+    """What private training needs, and what batch normalisation in training mode would break."""
+    for name, (model, x) in tiny_models().items():
+        together = np.asarray(model(x, training=True))
+        alone = np.concatenate([model(x[i : i + 1], training=True) for i in range(len(x))])
+        assert together.shape == (3, 5), name
+        np.testing.assert_allclose(together, alone, rtol=0, atol=2e-4, err_msg=name)
+        assert np.abs(together[0] - together[1]).max() > 1e-4, name
+
+
+def test_the_position_table_survives_saving(tmp_path):
+    """Without a registered class, loading would ask for custom_objects."""
+    model = models.vit(num_classes=5, patch_size=8, dim=12, depth=1)
+    x = np.random.default_rng(0).uniform(size=(2, 32, 32, 3)).astype(np.float32)
+    model.save(tmp_path / "vit.keras")
+    loaded = keras.saving.load_model(tmp_path / "vit.keras")
+    np.testing.assert_allclose(loaded(x), model(x), rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(
+        loaded.get_layer("position").table, model.get_layer("position").table
+    )
+
+
+def test_tanh_bounds_the_features():
+    model = models.cnn(activation="tanh")
+    features = keras.Model(model.inputs, model.get_layer("hidden").output)
+    x = 100 * np.random.default_rng(0).normal(size=(4, 28, 28, 1)).astype(np.float32)
+    values = features.predict(x, verbose=0)
+    assert np.abs(values).max() <= 1
+    assert values.min() < 0
+
+
+def test_position_table_is_added_and_learned():
+    layer = models.LearnedPosition()
+    x = np.zeros((2, 5, 3), np.float32)
+    np.testing.assert_array_equal(layer(x)[0], layer.table)
+    assert [w.shape for w in layer.trainable_weights] == [(5, 3)]
+    with pytest.raises(ValueError, match=r"fixed number of positions.*None"):
+        models.LearnedPosition()(keras.Input((None, 3)))
+
+
+def test_token_order_is_seen_only_with_positions():
+    tokens = np.random.default_rng(0).integers(0, 50, (1, 12)).astype(np.int32)
+    for positions in (True, False):
+        model = models.text_transformer(12, 50, dim=8, depth=1, positions=positions)
+        difference = np.abs(model(tokens) - model(tokens[:, ::-1])).max()
+        assert (difference > 1e-4) == positions
+
+
+@pytest.mark.parametrize(
+    "build, message",
+    [
+        (lambda: models.resnet(depth=20), r"one of \[18, 34, 50, 101\], received 20"),
+        (lambda: models.resnet(stem="tiny"), "received 'tiny'"),
+        (lambda: models.wide_resnet(depth=12), r"6 n \+ 4 .*received 12"),
+        (lambda: models.vit((30, 32, 3)), r"multiples of patch_size.*\(30, 32, 3\)"),
+        (lambda: models.vit(dim=64, heads=3), "dim=64, heads=3"),
+    ],
+)
+def test_bad_arguments_are_named(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

@@ -1,0 +1,1 @@
+"""Programs that train the models of ``models`` with ``keras_dp``."""
