@@ -72,7 +72,7 @@ setup(
     description="Differentially private training for any Keras model, on CPU, GPU and TPU.",
     long_description=readme(),
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
+    license_expression="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["keras_dp", "keras_dp.*"]),

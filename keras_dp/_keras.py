@@ -53,15 +53,21 @@ def own_trainable_variables(layer):
 def seed_generators(model):
     """Every random state that a call of ``model`` may advance, each once."""
     found = {id(g): g for layer in all_layers(model) for g in layer._seed_generators}
-    shared = global_seed_generator()  # keras.random.* without a seed draws from this one
+    shared = _global_seed_generator()
     found[id(shared)] = shared
     return list(found.values())
+
+
+def _global_seed_generator():
+    """The generator that keras.random.* without a seed draws from."""
+    with tf.init_scope():  # its first use makes a variable, which no trace may do
+        return global_seed_generator()
 
 
 def drew_random_numbers(layer, scope):
     """Whether ``layer``, or one nested in it, may have drawn in the pass that ``scope`` saw."""
     generators = [g for nested in all_layers(layer) for g in nested._seed_generators]
-    generators.append(global_seed_generator())
+    generators.append(_global_seed_generator())
     return any(scope.get_current_value(g.state) is not None for g in generators)
 
 
@@ -122,6 +128,27 @@ def build(model, x, y, sample_weight):
 def track_loss(model, loss, count):
     """Adds a batch's ``loss`` over ``count`` examples to the "loss" of the logs."""
     model._loss_tracker.update_state(loss, sample_weight=count)
+
+
+@contextlib.contextmanager
+def output_losses_weighted_by(model, count):
+    """While open, the losses of single outputs are logged with weight ``count``.
+
+    Keras weights them by the static batch size, which a batch without its padding lacks.
+    """
+    trackers = model._compile_loss.metrics if model._compile_loss is not None else []
+    for tracker in trackers:
+        plain = tracker.update_state
+        object.__setattr__(
+            tracker,
+            "update_state",
+            lambda value, sample_weight=None, plain=plain: plain(value, sample_weight=count),
+        )
+    try:
+        yield
+    finally:
+        for tracker in trackers:
+            del tracker.__dict__["update_state"]
 
 
 @contextlib.contextmanager

@@ -440,14 +440,24 @@ def _guarantee(curve, steps, epochs_begun):
             f"NOT PRIVATE: epsilon is infinite, since noise_multiplier is "
             f"{curve.noise_multiplier:g}. What follows describes the run; it promises nothing."
         )
-    text = f"Privacy: epsilon = {epsilon:.4g} at delta = {curve.delta:g} by Renyi DP (RDP)"
+    text = f"Privacy: epsilon = {_shown(epsilon)} at delta = {curve.delta:g} by Renyi DP (RDP)"
     if curve.pld_is_quick(steps, epochs_begun):
         pld_epsilon = curve.pld_epsilon(steps, epochs_begun)
         if pld_epsilon < epsilon:
-            text += f"; {pld_epsilon:.4g} by privacy loss distributions (PLD), which are tighter"
+            shown = _shown(pld_epsilon)
+            text += f"; {shown} by privacy loss distributions (PLD), which are tighter"
     if epsilon > _WEAK_EPSILON:
         text += f". This is weak: an epsilon above {_WEAK_EPSILON} promises little"
     return text + "."
+
+
+def _shown(epsilon):
+    """Four digits, rounded up: what is printed is a bound too."""
+    if epsilon == 0:
+        return "0"
+    unit = 10.0 ** min(math.floor(math.log10(epsilon)) - 3, 0)
+    rounded = math.ceil(epsilon / unit) * unit
+    return f"{rounded:.4g}" if rounded < 1000 else str(math.ceil(rounded))
 
 
 def _unit(curve):

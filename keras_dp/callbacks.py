@@ -1,7 +1,6 @@
 """Keras callbacks that show what training costs in privacy."""
 
 import keras
-from keras import ops
 
 from keras_dp import accounting
 from keras_dp._keras import private_optimizer
@@ -189,4 +188,4 @@ _SAMPLER_ATTRIBUTES = (
 
 
 def _iterations(optimizer):
-    return int(ops.convert_to_numpy(optimizer.iterations))
+    return int(optimizer.iterations.numpy())

@@ -44,6 +44,7 @@ def couples_examples(model, num_rows=4, *, input_spec=None):
     same non-trainable state. In the second and third run all rows but one in the
     middle are replaced. If the output of the kept row differs by more than rounding,
     and repetitions of the same runs do not differ likewise, the examples are coupled.
+    Where that does not answer, it starts over with floats of 0 and 1, and of 0 to 256.
 
     Nothing is written: weights, seed generators and other state of the model stay bit
     for bit what they were. Trainable weights that are constant or almost zero (a
@@ -109,14 +110,11 @@ def _ask(question, model, num_rows, input_spec):
             # A model may refuse random rows for any reason of its own. That says
             # nothing about its examples, and must not stop the training of a good one.
             try:
-                draw = functools.partial(_draw, rows=rows, kind=kind)
                 experiment = _Experiment(
                     model=model,
                     weights=_weights_to_see_through(model),
-                    batch=keras.tree.map_structure(draw, spec),
-                    replacement=keras.tree.map_structure(
-                        functools.partial(draw, replacement=True), spec
-                    ),
+                    batch=_draw(spec, rows, kind),
+                    replacement=_draw(spec, rows, kind, replacement=True),
                     num_rows=rows,
                 )
                 answer = question(experiment)
@@ -221,7 +219,7 @@ def _input_spec(model, given):
     """Nest of shapes and dtypes that `model` is called on, or None if it cannot be drawn."""
     if isinstance(model, keras.Function):
         spec = model.input
-    elif getattr(model, "inputs", None):
+    elif isinstance(model, keras.Sequential) and getattr(model, "inputs", None):
         (spec,) = model.inputs
     elif given is not None:
         spec = keras.tree.map_structure(
@@ -231,21 +229,27 @@ def _input_spec(model, given):
             given,
         )
     else:
-        shape = (model.get_build_config() or {}).get("input_shape")
-        if shape is None:
+        config = model.get_build_config()
+        if not config or "input_shape" not in config:
             return None
-        spec = keras.tree.map_shape_structure(keras.KerasTensor, shape)
+        spec = keras.tree.map_shape_structure(keras.KerasTensor, config["input_shape"])
     for leaf in keras.tree.flatten(spec):
         if leaf.dtype == "string" or getattr(leaf, "sparse", False) or len(leaf.shape) == 0:
             return None
     return spec
 
 
-def _draw(leaf, rows, kind, replacement=False):
-    """Random rows for one input; the replacement has another mean and another spread."""
+def _draw(spec, rows, kind, replacement=False):
+    """Random rows; the rows to replace them have another mean and another spread."""
+    leaves = keras.tree.flatten(spec)
+    drawn = [_draw_leaf(leaf, i, rows, kind, replacement) for i, leaf in enumerate(leaves)]
+    return keras.tree.pack_sequence_as(spec, drawn)
+
+
+def _draw_leaf(leaf, index, rows, kind, replacement):
     open_size = _OPEN_SIZE if leaf.shape[1:].count(None) < 3 else _OPEN_SIZE_OF_VOLUMES
     shape = (rows, *(open_size if size is None else size for size in leaf.shape[1:]))
-    rng = np.random.default_rng(int(replacement))
+    rng = np.random.default_rng([index, replacement])
     if not keras.backend.is_float_dtype(leaf.dtype):
         kind = "binary"
     if kind == "normal":
@@ -253,7 +257,7 @@ def _draw(leaf, rows, kind, replacement=False):
     elif kind == "pixels":
         values = rng.uniform(high=128.0 if replacement else 256.0, size=shape)
     else:
-        values = np.random.default_rng(0).integers(0, 2, size=shape)
+        values = np.random.default_rng(index).integers(0, 2, size=shape)
         values = 1 - values if replacement else values
     return tf.cast(tf.constant(values, tf.float32), leaf.dtype)
 

@@ -48,7 +48,8 @@ def _update_metrics(model, result, x, y, sample_weight, real):
             (x, y, y_pred, sample_weight, activity), real
         )
     count = rows.count((y_pred,))
-    loss = _keras.batch_loss(model, x, y, y_pred, sample_weight)
+    with _keras.output_losses_weighted_by(model, count):
+        loss = _keras.batch_loss(model, x, y, y_pred, sample_weight)
     if activity is not None:
         loss += tf.math.divide_no_nan(tf.reduce_sum(activity), tf.cast(count, tf.float32))
     _keras.track_loss(model, loss, count)

@@ -311,10 +311,6 @@ def _axis(layer):
     return layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
 
 
-def _dot_axes(layer):
-    return layer.axes if isinstance(layer.axes, (list, tuple)) else [layer.axes]
-
-
 def _einsum_dense(layer):
     operands, result = layer.equation.split("->")
     if operands[0] != result[:1]:
@@ -349,7 +345,6 @@ _CHECKS = {
     keras.layers.Concatenate: _works_along(_axis, "puts the rows of its inputs one after another"),
     keras.layers.CutMix: _mixes_images,
     keras.layers.Discretization: _counts_rows,
-    keras.layers.Dot: _works_along(_dot_axes, "multiplies and adds"),
     keras.layers.EinsumDense: _einsum_dense,
     keras.layers.Equalization: _equalization,
     keras.layers.GroupNormalization: _normalizes,

@@ -8,6 +8,7 @@ from models.cnn import cnn
 from models.mlp import mlp
 from models.resnet import resnet
 from models.text import lstm, text_transformer
+from models.transfer_cnn import transfer_cnn
 from models.transformer import LearnedPosition
 from models.vit import vit
 from models.wide_resnet import wide_resnet
@@ -19,6 +20,7 @@ __all__ = [
     "mlp",
     "resnet",
     "text_transformer",
+    "transfer_cnn",
     "vit",
     "wide_resnet",
 ]

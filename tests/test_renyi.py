@@ -68,7 +68,7 @@ def test_integer_orders_equal_the_closed_form(q, sigma):
 @pytest.mark.parametrize("q", [0.004, 0.3, 0.9])
 @pytest.mark.parametrize("sigma", [0.5, 1.1, 3.0])
 def test_integral_equals_the_definition(q, sigma):
-    orders = [1.1, 1.5, 1.9, 2.5, 3.6]
+    orders = [1.1, 1.9, 3.6]
     found = [renyi.sampled_gaussian_divergence(q, sigma, order) for order in orders]
     expected = [any_order(q, sigma, order) for order in orders]
     np.testing.assert_allclose(found, expected, rtol=1e-7)

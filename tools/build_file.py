@@ -10,7 +10,9 @@ module with an `if __name__ == "__main__"` block, is in addition a py_binary nam
 The dependencies of a target are the modules that its file imports, at the top or inside a
 function, and the packages that Python loads on the way to them. Importing keras_dp.noise from a
 test runs keras_dp/__init__.py first, so that test depends on both. Inside a package its own
-__init__.py is already being loaded and is no dependency.
+__init__.py is already being loaded and is no dependency. Bazel allows no cycles: an import inside
+a function is left out where it would close one, since whoever calls that function has loaded the
+other module already.
 """
 
 import argparse
@@ -88,6 +90,7 @@ class Module:
       name: name under which it is imported.
       source: its text.
       imports: names of the repository's modules it depends on.
+      deferred: names of those it only imports inside functions.
       requirements: names of the distributions it depends on.
       separate: whether it needs an environment of its own.
     """
@@ -96,6 +99,7 @@ class Module:
     name: str
     source: str
     imports: set = dataclasses.field(default_factory=set)
+    deferred: set = dataclasses.field(default_factory=set)
     requirements: set = dataclasses.field(default_factory=set)
     separate: bool = False
 
@@ -141,7 +145,20 @@ def read_modules(root):
     locked = locked_distributions(root)
     for module in modules.values():
         _resolve_imports(module, modules, locked)
+    for module in modules.values():
+        for name in sorted(module.deferred):
+            if not _reaches(name, module.name, modules):
+                module.imports.add(name)
     return modules
+
+
+def _reaches(start, end, modules):
+    """Whether a module depends on another one, directly or through others."""
+    seen, waiting = set(), {start}
+    while waiting - seen:
+        seen.add(name := min(waiting - seen))
+        waiting |= modules[name].imports
+    return end in seen
 
 
 def locked_distributions(root):
@@ -155,11 +172,12 @@ def _normalised(distribution):
 
 
 def _resolve_imports(module, modules, locked):
-    found = set()
-    for name in _imported_names(module):
+    loaded, deferred = set(), set()
+    for name, in_function in _imported_names(module):
         internal = _longest_known(name, modules)
         if internal:
-            found.add(internal)
+            on_the_way = {package for package in modules[internal].packages if package in modules}
+            (deferred if in_function else loaded).update({internal} | on_the_way)
             continue
         top = name.split(".")[0]
         if top in SEPARATE_ENVIRONMENTS:
@@ -173,8 +191,8 @@ def _resolve_imports(module, modules, locked):
                     "SEPARATE_ENVIRONMENTS or DISTRIBUTIONS in tools/build_file.py."
                 )
             module.requirements.add(distribution)
-    around = {package for name in found for package in modules[name].packages if package in modules}
-    module.imports = (found | around) - module.packages - {module.name}
+    module.imports = loaded - module.packages - {module.name}
+    module.deferred = deferred - module.packages - {module.name} - loaded
     if module.is_test:
         module.imports |= {
             name for name in modules if name.endswith("conftest") and _above(name, module.name)
@@ -187,11 +205,15 @@ def _above(conftest, name):
 
 
 def _imported_names(module):
-    """Dotted names of everything the file imports, `from a import b` as a.b."""
-    for node in ast.walk(ast.parse(module.source)):
+    """Yields everything the file imports, `from a import b` as a.b, and whether in a function."""
+    waiting = [(ast.parse(module.source), False)]
+    while waiting:
+        node, in_function = waiting.pop()
+        in_function |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        waiting += [(child, in_function) for child in ast.iter_child_nodes(node)]
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield alias.name
+                yield alias.name, in_function
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
@@ -200,7 +222,7 @@ def _imported_names(module):
                 parts = parts[: len(parts) - node.level + is_package]
                 base = ".".join([*parts, base] if base else parts)
             for alias in node.names:
-                yield f"{base}.{alias.name}"
+                yield f"{base}.{alias.name}", in_function
 
 
 def _longest_known(name, modules):

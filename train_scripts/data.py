@@ -93,8 +93,8 @@ def load_idx_folder(folder):
     if not folder.is_dir():
         raise DataNotFoundError(
             f'There is no folder "{folder}". --dataset takes mnist5k, tfds:NAME, or a folder with '
-            "the IDX files train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte "
-            "and t10k-labels-idx1-ubyte (.gz or not). On Debian, Fashion-MNIST comes with: "
+            "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and "
+            "t10k-labels-idx1-ubyte (.gz or not). On Debian, Fashion-MNIST comes with: "
             "apt-get download dataset-fashion-mnist && dpkg -x dataset-fashion-mnist_*.deb fashion "
             "(folder fashion/usr/share/datasets/fashion-mnist)."
         )

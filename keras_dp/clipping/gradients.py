@@ -134,18 +134,17 @@ def _microbatches(run, data, counted, real, size, per_pass, variables):
     moves back into rows that were seen already, which then do not count.
     """
     width = min(size, per_pass) if isinstance(size, int) else tf.minimum(size, per_pass)
-    numbers = tf.range(size)
+    even = isinstance(size, int) and size % width == 0
     last = size
     if real is not None:
-        last = tf.reduce_max(tf.where(real, numbers + 1, 0))
+        last = tf.reduce_max(tf.where(real, tf.range(size) + 1, 0))
     steps = -(-last // width)
 
     def body(k, sums, total, number):
         start = tf.minimum(k * width, size - width)
-        fresh = start + tf.range(width) >= k * width
-        is_real = fresh if real is None else fresh & rows.take(real, start, width)
-        counts = fresh if counted is None else fresh & rows.take(counted, start, width)
-        batch = (*rows.take(data, start, width), counts)
+        fresh = None if even else start + tf.range(width) >= k * width
+        is_real = _both(fresh, rows.take(real, start, width))
+        batch = (*rows.take(data, start, width), _both(fresh, rows.take(counted, start, width)))
         more, loss, examples = run(batch, is_real)
         sums = [s + m for s, m in zip(sums, more)]
         return k + 1, sums, total + loss, number + examples
@@ -156,6 +155,13 @@ def _microbatches(run, data, counted, real, size, per_pass, variables):
         lambda k, *_: k < steps, body, start, parallel_iterations=1
     )
     return sums, total, number
+
+
+def _both(first, second):
+    """Logical and, where None is always true."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first & second
 
 
 def _one_pass(model, loss, variables, batch, privacy, scale):
@@ -183,6 +189,12 @@ def _one_pass(model, loss, variables, batch, privacy, scale):
                 )
             return result
     loop = privacy.backend == "loop"
+    layer = vectorized.unsupported_layer(model)
+    if layer is not None and not loop:
+        raise IncompatibleModelError(
+            f"backend='vectorized' cannot train layer '{layer.path}': TensorFlow's vectorizer "
+            "gives wrong results for grouped convolutions. Use backend='loop'."
+        )
     return vectorized.clipped_sums(model, loss, variables, batch, privacy, scale, loop=loop)
 
 

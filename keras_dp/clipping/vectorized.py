@@ -19,15 +19,22 @@ _ROW_STRIDE = 2654435761
 def clipped_sums(model, loss, variables, batch, privacy, loss_scale, *, loop):
     """One pass over a batch; arguments and result as in ``layerwise.clipped_sums``.
 
-    With ``loop`` the batch has one row.
+    With ``loop`` the batch has to be a single row: the microbatches are the loop.
     """
     x, y, sample_weight, counted = batch
     tensors, rebuild = rows.flatten((x, y, sample_weight))
     size = tf.shape(tensors[0])[0]
 
+    unpack = {}  # how to put a prediction and its masks together again
+
     def one(arguments):
         row, number = arguments
-        return _example(model, loss, variables, rows.single(rebuild(row)), number, loss_scale)
+        *numbers, y_pred = _example(
+            model, loss, variables, rows.single(rebuild(row)), number, loss_scale
+        )
+        masks = keras.tree.map_structure(_keras.get_mask, y_pred)
+        predicted, unpack["prediction"] = rows.flatten((y_pred, masks))
+        return *numbers, [t[0] for t in predicted]
 
     numbers = tf.range(tf.cast(size, tf.int64))
     if loop:
@@ -35,7 +42,8 @@ def clipped_sums(model, loss, variables, batch, privacy, loss_scale, *, loop):
         results = tf.nest.map_structure(lambda t: t[None], results)
     else:
         results = tf.vectorized_map(one, (tensors, numbers))
-    gradients, losses, y_pred = results
+    gradients, losses, added, predicted = results
+    y_pred = keras.tree.map_structure(_keras.with_mask, *unpack["prediction"](predicted))
     _advance_seeds(model)
     squared = tf.add_n(
         [tf.reduce_sum(tf.square(tf.reshape(g, [size, -1])), 1) for g in gradients]
@@ -46,11 +54,17 @@ def clipped_sums(model, loss, variables, batch, privacy, loss_scale, *, loop):
         flat = tf.reshape(g, [size, -1])
         flat = tf.where(finite[:, None], flat, 0.0)
         sums.append(tf.reshape(tf.linalg.matvec(flat, factors, transpose_a=True), g.shape[1:]))
-    return Pass(sums, tf.sqrt(squared), losses, None, y_pred, None)
+    return Pass(sums, tf.sqrt(squared), losses - added, added, y_pred, None)
+
+
+def unsupported_layer(model):
+    """The first layer that ``tf.vectorized_map`` computes wrongly, or None."""
+    grouped = (layer for layer in _keras.all_layers(model) if getattr(layer, "groups", 1) != 1)
+    return next((g for g in grouped if hasattr(g, "kernel_size")), None)
 
 
 def _example(model, loss, variables, example, number, loss_scale):
-    """Gradients, loss and prediction of one example, given as a batch of one."""
+    """Gradients, loss, added losses and prediction of one example, given as a batch of one."""
     x, y, sample_weight = example
     weights = [tf.convert_to_tensor(v.value) for v in variables]
     state = list(zip(variables, weights))
@@ -67,12 +81,16 @@ def _example(model, loss, variables, example, number, loss_scale):
         ):
             y_pred = _keras.call_model(model, x)
             value = example_loss.loss_of(model, loss, x, y, y_pred, sample_weight)
+            added = [tf.reduce_sum(tf.cast(a, tf.float32)) for a in scope.losses]
+            added = tf.add_n(added) if added else tf.constant(0.0)
             if loss is not None:
-                value += sum(tf.reduce_sum(tf.cast(added, tf.float32)) for added in scope.losses)
+                value += added
+            elif _keras.overrides_compute_loss(model):
+                added = tf.constant(0.0)  # whether they count is for that method to say
         total = value * loss_scale
     found = tape.gradient(total, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     found = [tf.cast(tf.convert_to_tensor(g), tf.float32) / loss_scale for g in found]
-    return found, value, keras.tree.map_structure(lambda t: t[0], y_pred)
+    return found, value, added, y_pred
 
 
 def _advance_seeds(model):

@@ -131,10 +131,12 @@ def _kernel_form(layer, a, g):
         def patches():
             if shape[-2] <= 4:
                 return _patches_by_convolution(a, shape, strides, padding)
-            source = a[:, 0] if layer.rank == 1 else a
-            target = g[:, 0] if layer.rank == 1 else g
-            ready = source if layer.padding == "causal" else _padded(layer, source, target)
-            return _patches(layer, ready, target)[:, 0]
+            if shape[-2] < 64:
+                return _patches_by_extraction(a, shape, strides, padding)
+            source, target = (a[:, 0], g[:, 0]) if layer.rank == 1 else (a, g)
+            if layer.padding != "causal":
+                source = _padded(layer, source, target)
+            return _patches(layer, source, target)[:, 0]
 
         return Convolution(a, g, strides, padding, patches, shape)
     return _patch_product(layer, _padded(layer, a, g), g)
@@ -172,12 +174,24 @@ def _patches(layer, padded, g):
 
 
 def _patches_by_convolution(a, shape, strides, padding):
-    """The same for few channels: a convolution with an identity kernel is faster there."""
+    """The same, ``[batch, T, D]``; for few channels an identity kernel is the fastest way."""
     kernel = [1] * (4 - len(shape)) + list(shape[:-1])
     depth = math.prod(kernel)
     identity = tf.reshape(tf.eye(depth), [*kernel, depth])
-    patches = tf.nn.conv2d(tf.cast(a, tf.float32), identity, strides, padding)
-    height, width = patches.shape[1:3]
+    return _as_positions(tf.nn.conv2d(tf.cast(a, tf.float32), identity, strides, padding))
+
+
+def _patches_by_extraction(a, shape, strides, padding):
+    """The same; for a middling number of channels TensorFlow's own operation is."""
+    sizes = [1] * (5 - len(shape)) + list(shape[:-2]) + [1]
+    a = tf.cast(a, tf.float32)
+    return _as_positions(
+        tf.image.extract_patches(a, sizes, [1, *strides, 1], [1, 1, 1, 1], padding)
+    )
+
+
+def _as_positions(patches):
+    height, width, depth = patches.shape[1:]
     positions = -1 if None in (height, width) else height * width
     return tf.reshape(patches, [tf.shape(patches)[0], positions, depth])
 
