@@ -1,15 +1,21 @@
 """Differentially private training for any Keras model.
 
-    model.compile(optimizer=keras_dp.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.1,
-                                           batch_size=256), loss=...)
-    model.fit(keras_dp.PoissonSampler(x, y, batch_size=256), ...)
+model.compile(optimizer=keras_dp.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.1,
+                                       batch_size=256), loss=...)
+model.fit(keras_dp.PoissonSampler(x, y, batch_size=256), ...)
 """
 
 from keras_dp import _requirements
 
 _requirements.check()
 
-from keras_dp import training  # noqa: E402
+from keras_dp import callbacks, training  # noqa: E402
+from keras_dp.accounting import (  # noqa: E402
+    compute_epsilon,
+    compute_noise_multiplier,
+    privacy_statement,
+    steps_per_epoch,
+)
 from keras_dp.clipping.gradients import ClippedGradients, clipped_gradients  # noqa: E402
 from keras_dp.errors import (  # noqa: E402
     BudgetExceededError,
@@ -25,9 +31,9 @@ from keras_dp.optimizers import (  # noqa: E402
     DPMomentum,
     make_private,
 )
+from keras_dp.repair import fix  # noqa: E402
 from keras_dp.sampling import PoissonSampler  # noqa: E402
 from keras_dp.validation import Problem, validate  # noqa: E402
-from keras_dp.repair import fix  # noqa: E402
 from keras_dp.version import __version__  # noqa: E402
 
 training.install()
@@ -46,8 +52,13 @@ __all__ = [
     "Problem",
     "UnclippedGradientsError",
     "__version__",
+    "callbacks",
     "clipped_gradients",
+    "compute_epsilon",
+    "compute_noise_multiplier",
     "fix",
     "make_private",
+    "privacy_statement",
+    "steps_per_epoch",
     "validate",
 ]

@@ -113,9 +113,7 @@ def overrides_compute_loss(model):
 
 def batch_loss(model, x, y, y_pred, sample_weight):
     """The model's own loss of a batch, as Keras computes it."""
-    return model._compute_loss(
-        x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True
-    )
+    return model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
 
 
 def build(model, x, y, sample_weight):

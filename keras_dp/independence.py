@@ -35,7 +35,7 @@ _REPETITIONS = 3
 _KINDS = ("normal", "binary", "pixels")
 
 
-def couples_examples(model, num_rows=4, *, input_spec=None):
+def couples_examples(model, num_rows=4, *, input_spec=None, run=None):
     """Tells whether examples of one batch influence each other in training mode.
 
     Runs the model eagerly three times on ``num_rows`` random rows (inputs as
@@ -71,7 +71,7 @@ def couples_examples(model, num_rows=4, *, input_spec=None):
     Raises:
       ValueError: if ``num_rows`` is below 2.
     """
-    return _ask(_Experiment.verdict, model, num_rows, input_spec)
+    return _ask(_Experiment.verdict, model, num_rows, input_spec, run)
 
 
 def first_coupling_operation(model, num_rows=4, *, input_spec=None):
@@ -91,7 +91,7 @@ def first_coupling_operation(model, num_rows=4, *, input_spec=None):
     return _ask(_Experiment.culprit, model, num_rows, input_spec)
 
 
-def _ask(question, model, num_rows, input_spec):
+def _ask(question, model, num_rows, input_spec, run=None):
     """Answers `question` by the first experiment that runs and has an answer."""
     if num_rows < 2:
         raise ValueError(f"num_rows must be at least 2, two examples; received {num_rows}.")
@@ -116,6 +116,7 @@ def _ask(question, model, num_rows, input_spec):
                     batch=_draw(spec, rows, kind),
                     replacement=_draw(spec, rows, kind, replacement=True),
                     num_rows=rows,
+                    forward=run or _outputs,
                 )
                 answer = question(experiment)
             except Exception:
@@ -134,6 +135,7 @@ class _Experiment:
     batch: Any
     replacement: Any
     num_rows: int
+    forward: Any  # function (model, batch) -> nest of tensors to compare
 
     @property
     def kept_rows(self):
@@ -155,7 +157,7 @@ class _Experiment:
             _python_random_state_kept(),
             keras.StatelessScope(state_mapping=self.weights, collect_losses=True),
         ):
-            outputs = self.model(batch, training=True)
+            outputs = self.forward(self.model, batch)
         return [keras.ops.convert_to_numpy(x) for x in keras.tree.flatten(outputs)]
 
     def verdict(self):
@@ -213,6 +215,10 @@ class _Experiment:
             return x
         each = x.shape[0] // self.num_rows
         return x[row * each : (row + 1) * each]
+
+
+def _outputs(model, batch):
+    return model(batch, training=True)
 
 
 def _input_spec(model, given):

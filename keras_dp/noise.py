@@ -55,7 +55,7 @@ class GaussianNoise:
 
         Returns:
           list of float32 tensors. TensorFlow's Philox normals come from 23-bit uniforms
-          by the Box-Muller transform, so their tails end near 5.6 standard deviations.
+          by the Box-Muller transform, so their tails end near 5.7 standard deviations.
         """
         first = self._drawn.assign_add(len(shapes)) - len(shapes)
         key = tf.bitcast(self._secret[:1], tf.uint64)

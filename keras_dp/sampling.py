@@ -29,7 +29,7 @@ from scipy.stats import binom
 from keras_dp.errors import PrivacyError
 from keras_dp.padding import PADDING_WEIGHT
 
-# One draw in a billion exceeds the default capacity.
+# At most one draw in a billion exceeds the default capacity.
 OVERFLOW_PROBABILITY = 1e-9
 
 
@@ -39,7 +39,7 @@ def poisson_indices(generator, num_examples, probability):
     The gaps between the chosen examples of such a draw are independent and geometric. Drawing
     the gaps instead of one coin per example gives the same law at the cost of the chosen
     examples alone, and gives them in rising order, as files on disk like to be read. (Devroye
-    1986, "Non-Uniform Random Variate Generation", sections X.2 and XII.3.)
+    1986, "Non-Uniform Random Variate Generation", section X.4, waiting times.)
 
     Args:
       generator: `numpy.random.Generator`.
@@ -188,7 +188,7 @@ class _Column:
 
 
 def _in_data_worker():
-    """Whether this is a process that Keras forked to read batches: TensorFlow may hang in it."""
+    """Whether Keras started this process to read batches: TensorFlow can hang in a forked one."""
     return multiprocessing.current_process().name.startswith("Keras_worker_")
 
 
@@ -312,8 +312,8 @@ class PoissonSampler(keras.utils.PyDataset):
       steps_per_epoch: int, draws in an epoch. Defaults to ceil(N / batch_size).
       seed: None draws the secret from the operating system. A fixed int is for tests: whoever
         knows it knows every batch, and each run repeats them; a warning says so.
-      capacity: int >= 1, rows of a padded batch. By default the smallest multiple of 8 that one
-        draw in 1e9 exceeds (at most N).
+      capacity: int >= 1, rows of a padded batch. By default the smallest multiple of 8 that at
+        most one draw in 1e9 exceeds, and never more than N.
       class_weight: dict from class to factor on the sample weight, for one output with integer or
         one-hot labels; 1 for classes not in it. (`fit` refuses its own `class_weight` beside
         sample weights.) Factors count as public: those computed from the data are not private.
@@ -406,8 +406,10 @@ class PoissonSampler(keras.utils.PyDataset):
     def as_tf_dataset(self, *, endless=False):
         """The same batches as a `tf.data.Dataset` with a static batch dimension of `capacity`.
 
-        For TPUs, and wherever XLA must know every shape. Each iteration over it draws afresh: do
-        not `cache()`, `snapshot` or save it, which would repeat batches.
+        For TPUs, and wherever XLA must know every shape. Each iteration over it draws afresh.
+        `repeat()` and `prefetch()` keep that; `cache()`, `snapshot()` and `save()` would use
+        batches again, and `shard()`, or auto-sharding over several workers, would give each
+        worker batches of its own: none of these is Poisson sampling.
 
         Args:
           endless: False for the `len(self)` batches of one epoch, so that `fit(dataset,

@@ -8,9 +8,7 @@ from keras_dp import padding
 
 def test_only_negative_zero_is_padding():
     weight = np.float32([1, 0.0, -0.0, -1, np.nan, 1e-40])
-    np.testing.assert_array_equal(
-        padding.real_rows(weight), [True, True, False, True, True, True]
-    )
+    np.testing.assert_array_equal(padding.real_rows(weight), [True, True, False, True, True, True])
     assert np.signbit(padding.PADDING_WEIGHT) and padding.PADDING_WEIGHT == 0
 
 

@@ -9,6 +9,7 @@ import threading
 import tracemalloc
 import warnings
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -370,6 +371,16 @@ def test_a_memory_map_is_not_read_into_memory(tmp_path):
     assert mapped_before == 500
     n = int(np.sum(~is_padding(weight)))
     assert n > 0 and np.array_equal(x[:n, 0], y[:n] + 1)
+
+
+def test_an_hdf5_file_is_read_lazily(tmp_path):
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["x"] = np.arange(2000.0).reshape(1000, 2)
+        sampler = PoissonSampler(file["x"], np.arange(1000), batch_size=100)
+        file["x"][:] += 1  # rows are read when they are drawn
+        x, y, weight = sampler[0]
+        n = int(np.sum(~is_padding(weight)))
+        assert n > 0 and np.array_equal(x[:n, 0], 2 * y[:n] + 1)
 
 
 def test_a_source_whose_rows_change_shape_is_refused():

@@ -106,7 +106,9 @@ CASES = {
         lambda: keras.Sequential(
             [
                 keras.Input((4,)),
-                L.Dense(5, kernel_regularizer="l2", activity_regularizer=keras.regularizers.L2(0.1)),
+                L.Dense(
+                    5, kernel_regularizer="l2", activity_regularizer=keras.regularizers.L2(0.1)
+                ),
                 L.Dense(3),
             ]
         ),
@@ -118,7 +120,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("variant", [{}, {"microbatch_size": 3}, {"backend": "vectorized"}], ids=str)
+@pytest.mark.parametrize(
+    "variant", [{}, {"microbatch_size": 3}, {"backend": "vectorized"}], ids=str
+)
 @pytest.mark.parametrize("case", CASES)
 def test_logs_and_update_equal_plain_keras(case, variant):
     """Without noise and clip, the logs are Keras's and so are the weights after an update."""
@@ -171,7 +175,9 @@ def test_padding_counts_in_no_log(microbatch_size, jit_compile):
 def test_an_empty_draw_is_an_update(jit_compile):
     """All padding: the weights move by noise, the step counts, nothing in the logs is NaN."""
     model = _dense()
-    model.compile(_optimizer(noise_multiplier=1.0, l2_norm_clip=1.0), jit_compile=jit_compile, **SIMPLE)
+    model.compile(
+        _optimizer(noise_multiplier=1.0, l2_norm_clip=1.0), jit_compile=jit_compile, **SIMPLE
+    )
     before = model.get_weights()
     x, y = zoo.batch(model, 6)
     logs = model.train_on_batch(x, y, np.full(6, -0.0, "float32"), return_dict=True)

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from keras_dp import _keras, padding, validation
-from keras_dp.clipping import layerwise, passes, rows, vectorized
+from keras_dp.clipping import alignment, layerwise, passes, rows, vectorized
 from keras_dp.clipping.recording import NotLayerwise
 from keras_dp.errors import IncompatibleModelError, UnclippedGradientsError
 
@@ -98,12 +98,12 @@ def accumulate(model, x, y, sample_weight, *, optimizer, loss=None, observe=None
     """
     privacy = optimizer.privacy
     _keras.build(model, x, y, sample_weight)
-    _require_valid(model, x, privacy.backend)
+    aligned = _require_valid(model, x, privacy.backend)
     variables = list(model.trainable_variables)
     scale = _loss_scale(model)
 
     def run(batch, real):
-        result = _one_pass(model, loss, variables, batch, privacy, scale)
+        result = _one_pass(model, loss, variables, batch, privacy, scale, aligned)
         if observe is not None:
             observe(result, *batch[:3], real)
         losses = result.losses if result.activity is None else result.losses + result.activity
@@ -164,10 +164,12 @@ def _both(first, second):
     return first & second
 
 
-def _one_pass(model, loss, variables, batch, privacy, scale):
+def _one_pass(model, loss, variables, batch, privacy, scale, aligned):
     """One pass by the backend that was asked for, or by the fastest that can."""
     if privacy.backend in ("auto", "layerwise"):
         try:
+            if not aligned:
+                raise NotLayerwise("a layer is called on rows that are not the examples, in order")
             result = layerwise.clipped_sums(model, loss, variables, batch, privacy, scale)
         except NotLayerwise as reason:
             if privacy.backend == "layerwise":
@@ -176,16 +178,18 @@ def _one_pass(model, loss, variables, batch, privacy, scale):
                     "Use backend='auto' or backend='vectorized'."
                 ) from reason
             _warn_once(
+                model,
                 f"keras_dp: model '{model.name}' trains with backend='vectorized', which is "
-                f"slower, because {reason}."
+                f"slower, because {reason}.",
             )
         else:
             passes.keep_state(model, result.scope)
             unchanged = passes.changed_state(model, result.scope)
             if unchanged:
                 _warn_once(
+                    model,
                     f"keras_dp: {unchanged} stay as they are during private training: what a "
-                    "forward pass writes there could depend on the data."
+                    "forward pass writes there could depend on the data.",
                 )
             return result
     loop = privacy.backend == "loop"
@@ -199,16 +203,30 @@ def _one_pass(model, loss, variables, batch, privacy, scale):
 
 
 def _require_valid(model, x, backend):
-    """Validates the model once for each set of trainable layers."""
-    # A batch of one cannot couple examples, so those backends need no trial run.
-    probe = backend in ("auto", "layerwise")
-    state = (probe, tuple(layer.trainable for layer in _keras.all_layers(model)))
-    if _validated.get(model) == state:
-        return
-    specs = keras.tree.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), x)
+    """Validates the model once for each set of trainable layers.
+
+    Returns:
+      Whether the rows that the layerwise backend would record are the examples, as far as a
+      trial run can tell. Batches of one, which the other backends use, need none.
+    """
+    trial = backend in ("auto", "layerwise")
+    state = (trial, tuple(layer.trainable for layer in _keras.all_layers(model)))
+    if _validated.get(model, (None, None))[0] == state:
+        return _validated[model][1]
+    specs = keras.tree.map_structure(
+        lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype), x
+    )
+    aligned = True
     with tf.init_scope():
-        validation.require_valid(model, probe, input_spec=specs)
-    _validated[model] = state
+        validation.require_valid(model, probe=False)
+        if trial:
+            found = alignment.rows_are_examples(model, list(model.trainable_variables), specs)
+            if found is not True:
+                # Is it the model, or only the way in which it calls its layers?
+                validation.require_valid(model, probe=True, input_spec=specs)
+            aligned = found is not False
+    _validated[model] = (state, aligned)
+    return aligned
 
 
 def _counted_rows(sample_weight):
@@ -229,11 +247,11 @@ def _loss_scale(model):
 
 
 _validated = weakref.WeakKeyDictionary()
-_warned = set()
+_warned = weakref.WeakKeyDictionary()
 
 
-def _warn_once(message):
-    if message not in _warned:
-        _warned.add(message)
+def _warn_once(model, message):
+    said = _warned.setdefault(model, set())
+    if message not in said:
+        said.add(message)
         warnings.warn(message, stacklevel=2)
-

@@ -12,6 +12,7 @@ from keras_dp import _keras
 from keras_dp.clipping import clip, example_loss, fallback, forms
 from keras_dp.clipping.passes import Pass
 from keras_dp.clipping.recording import NotLayerwise, Recorder
+from keras_dp.errors import IncompatibleModelError
 
 
 def clipped_sums(model, loss, variables, batch, privacy, loss_scale):
@@ -41,6 +42,8 @@ def clipped_sums(model, loss, variables, batch, privacy, loss_scale):
         activity = example_loss.activity_losses(recorder.activity)
         total = tf.reduce_sum(losses if activity is None else losses + activity) * loss_scale
     recorder.check_strays()
+    recorder.check_rows(losses.shape[0])
+    _refuse_written_weights(variables, scope)
     found = _weight_forms(recorder.uses, tape, total, loss_scale, scope)
     sums, norms = _clip_and_sum(found, variables, counted, privacy, tf.shape(losses)[0])
     return Pass(sums, norms, losses, activity, y_pred, scope)
@@ -72,7 +75,8 @@ def _clip_and_sum(found, variables, counted, privacy, batch):
     """Norms over all weights, one factor per example, and each weight's clipped sum."""
     used = [v for v in variables if id(v) in found]
     by_weight = [found[id(v)] for v in used]
-    squares = [f.squared_norms() for f in by_weight]
+    # The shape is a check: a layer that was called on other rows than the examples fails.
+    squares = [tf.reshape(f.squared_norms(), [batch]) for f in by_weight]
     squared = tf.add_n(squares) if squares else tf.zeros([batch])
     factors, finite = clip.clip_factors(privacy.clipping, squared, privacy.l2_norm_clip, counted)
     sums = {}
@@ -85,6 +89,15 @@ def _clip_and_sum(found, variables, counted, privacy, batch):
     zero = [sums.get(id(v)) for v in variables]
     sums = [tf.zeros(v.shape) if s is None else s for v, s in zip(variables, zero)]
     return sums, tf.sqrt(squared)
+
+
+def _refuse_written_weights(variables, scope):
+    written = [v.path for v in variables if scope.get_current_value(v) is not None]
+    if written:
+        raise IncompatibleModelError(
+            f"The forward pass writes the trained weights {written}, which only the clipped and "
+            "noised update may do. Take the assignment out of the layer's call."
+        )
 
 
 def _refuse_added_losses(model, loss, scope, recorder):

@@ -45,6 +45,4 @@ def keep_state(model, scope):
 
 def changed_state(model, scope):
     """Paths of the variables that the forward pass wanted to change and that stay as they were."""
-    return [
-        v.path for v in _keras.state_variables(model) if scope.get_current_value(v) is not None
-    ]
+    return [v.path for v in _keras.state_variables(model) if scope.get_current_value(v) is not None]

@@ -116,6 +116,11 @@ class Recorder:
                 finally:
                     self._active = None
             if regularizer is not None:
+                if self._active is not None:
+                    raise NotLayerwise(
+                        f"layer '{layer.path}' has an activity regularizer inside layer "
+                        f"'{self._active.layer.path}', which has no rule"
+                    )
                 self.activity.append((regularizer, outputs))
             return outputs
 
@@ -145,18 +150,32 @@ class Recorder:
             if not wrapped or not seen:
                 outputs = watch(tf.convert_to_tensor(outputs))
             if len(seen) != 1:
-                raise NotLayerwise(f"layer '{unit.layer.path}' applied its activation {len(seen)} times")
+                raise NotLayerwise(
+                    f"layer '{unit.layer.path}' applied its activation {len(seen)} times"
+                )
         self.uses.append(Use(unit, args, kwargs, seen))
         return outputs
+
+    def check_rows(self, batch):
+        """Raises NotLayerwise when a recorded output has other rows than the examples.
+
+        Args:
+          batch: the number of examples as far as it is known, int or None.
+        """
+        for use in self.uses:
+            rows = {output.shape[0] for output in use.outputs} - {batch, None}
+            if rows:
+                raise NotLayerwise(
+                    f"layer '{use.unit.layer.path}' is called on {rows.pop()} rows where the "
+                    f"batch has {batch or 'another number of'} examples"
+                )
 
     def check_strays(self):
         """Raises NotLayerwise when a trainable variable was read outside recorded calls."""
         read = {id(v) for v in self._strays.watched_variables()}
         strays = [v.path for v in self.variables if id(v.value) in read]
         if strays:
-            raise NotLayerwise(
-                f"{strays} are read outside the call of the layer that owns them"
-            )
+            raise NotLayerwise(f"{strays} are read outside the call of the layer that owns them")
 
 
 def _units(model, variables):
@@ -173,9 +192,7 @@ def _units(model, variables):
             own = [v for v in layer.trainable_variables if id(v) in wanted]
         elif own and rule is None:
             if layer is model:
-                raise NotLayerwise(
-                    f"the model owns weights itself: {[v.path for v in own]}"
-                )
+                raise NotLayerwise(f"the model owns weights itself: {[v.path for v in own]}")
             own = [v for v in layer.trainable_variables if id(v) in wanted]
         if own:
             yield Unit(layer, own, rule)

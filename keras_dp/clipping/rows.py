@@ -13,7 +13,9 @@ def flatten(structure):
 
     def rebuild(tensors):
         tensors = iter(tensors)
-        return keras.tree.pack_sequence_as(structure, [next(tensors) if p else None for p in present])
+        return keras.tree.pack_sequence_as(
+            structure, [next(tensors) if p else None for p in present]
+        )
 
     return [t for t in flat if t is not None], rebuild
 

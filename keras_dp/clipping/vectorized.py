@@ -45,9 +45,7 @@ def clipped_sums(model, loss, variables, batch, privacy, loss_scale, *, loop):
     gradients, losses, added, predicted = results
     y_pred = keras.tree.map_structure(_keras.with_mask, *unpack["prediction"](predicted))
     _advance_seeds(model)
-    squared = tf.add_n(
-        [tf.reduce_sum(tf.square(tf.reshape(g, [size, -1])), 1) for g in gradients]
-    )
+    squared = tf.add_n([tf.reduce_sum(tf.square(tf.reshape(g, [size, -1])), 1) for g in gradients])
     factors, finite = clip.clip_factors(privacy.clipping, squared, privacy.l2_norm_clip, counted)
     sums = []
     for g in gradients:
@@ -98,4 +96,3 @@ def _advance_seeds(model):
     for generator in _keras.seed_generators(model):
         state = tf.convert_to_tensor(generator.state.value)
         generator.state.assign(state + tf.constant([0, 1024], state.dtype))
-

@@ -67,9 +67,7 @@ class NoiseBiasCorrection:
         v_hat = v / (1 - ops.power(ops.cast(self.beta_2, variable.dtype), step))
         if self.noise_bias_correction:
             variance = self.noise_stddev**2
-            return m_hat / ops.sqrt(
-                corrected_second_moment(v_hat, variance, self.noise_bias_floor)
-            )
+            return m_hat / ops.sqrt(corrected_second_moment(v_hat, variance, self.noise_bias_floor))
         return m_hat / (ops.sqrt(v_hat) + self.epsilon)
 
     def get_config(self):

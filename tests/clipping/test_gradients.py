@@ -93,9 +93,7 @@ def test_plain_function_and_sequence_losses():
     x = np.random.default_rng(0).integers(0, 7, (5, 6)).astype("int32")
 
     def scalar(y, p):
-        return keras.ops.mean(
-            keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True)
-        )
+        return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True))
 
     want = checks.plain_loop(model, x, x, 0.05)[1]
     for loss in (CROSSENTROPY, scalar):
@@ -222,9 +220,7 @@ def test_compute_loss_that_reads_weights():
             )
         g = tape.gradient(value, [v.value for v in model.trainable_variables])
         norms.append(float(tf.linalg.global_norm(g)))
-        total = [
-            t + min(1, 0.5 / norms[-1]) * a.numpy() for t, a in zip(total or [0, 0], g)
-        ]
+        total = [t + min(1, 0.5 / norms[-1]) * a.numpy() for t, a in zip(total or [0, 0], g)]
     with pytest.warns(UserWarning, match="read outside the call"):
         checks.assert_sums_close(_sums(model, x, y), total)
     with pytest.raises(keras_dp.IncompatibleModelError, match="kernel"):
@@ -289,9 +285,7 @@ def test_each_example_has_its_own_mask(backend):
 
     x = tf.ones((4, 64))
     for _ in range(2):
-        gradients.accumulate(
-            model, x, x, None, optimizer=model.optimizer, observe=observe
-        )
+        gradients.accumulate(model, x, x, None, optimizer=model.optimizer, observe=observe)
     masks = np.concatenate([np.asarray(s) for s in seen]) > 0
     assert len(masks) == 8
     assert len({m.tobytes() for m in masks}) == 8
@@ -326,9 +320,7 @@ def test_layers_are_as_before_after_an_exception():
         raise RuntimeError("a loss that fails")
 
     with pytest.raises(RuntimeError, match="a loss that fails"):
-        keras_dp.clipped_gradients(
-            model, x, np.zeros(5), optimizer=_optimizer(), loss=broken
-        )
+        keras_dp.clipped_gradients(model, x, np.zeros(5), optimizer=_optimizer(), loss=broken)
     for layer in _keras.all_layers(model):
         assert "call" not in layer.__dict__
     dense = model.layers[0]
@@ -374,3 +366,94 @@ def test_negative_ids_count_from_the_end():
     x, y = np.int32([[-1, 1], [4, -5]]), np.zeros((2, 2, 2), "float32")
     want = checks.plain_loop(model, x, y, 0.01, loss=keras.losses.MeanSquaredError())[1]
     checks.assert_sums_close(_sums(model, x, y, loss="mse", l2_norm_clip=0.01), want)
+
+
+# Rows that are not the examples -------------------------------------------------------------
+
+
+@keras.saving.register_keras_serializable("keras_dp_tests")
+class Folded(L.Layer):
+    """Calls a dense layer on [batch x time, features]: its rows are not the examples."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = L.Dense(3)
+
+    def build(self, shape):
+        self.dense.build((None, shape[-1]))
+
+    def call(self, x):
+        rows = self.dense(keras.ops.reshape(x, (-1, x.shape[-1])))
+        return keras.ops.reshape(rows, (-1, x.shape[1], 3))
+
+
+@keras.saving.register_keras_serializable("keras_dp_tests")
+class TimeMajor(Folded):
+    """Calls a dense layer on [time, batch, features]."""
+
+    def call(self, x):
+        rows = self.dense(keras.ops.transpose(x, (1, 0, 2)))
+        return keras.ops.transpose(rows, (1, 0, 2))
+
+
+@keras.saving.register_keras_serializable("keras_dp_tests")
+class Reversed(Folded):
+    """Calls a dense layer on the batch in reverse order."""
+
+    def call(self, x):
+        return keras.ops.flip(self.dense(keras.ops.flip(x, 0)), 0)
+
+
+@pytest.mark.parametrize("layer", [Folded, TimeMajor, Reversed])
+@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("static", [False, True])
+def test_rows_that_are_not_the_examples(layer, size, static):
+    """A norm per row would clip the wrong thing, also when time is as long as the batch."""
+    model = keras.Sequential([keras.Input((4, 5)), layer(), L.GlobalAveragePooling1D()])
+    x = np.random.default_rng(0).normal(size=(size, 4, 5)).astype("float32")
+    y = np.zeros(size, "int32")
+    want = checks.plain_loop(model, x, y, 0.3)[1]
+    model.compile(_optimizer(l2_norm_clip=0.3), loss=CROSSENTROPY)
+
+    def run(x, y):
+        return keras_dp.clipped_gradients(model, x, y, optimizer=model.optimizer).sums
+
+    rows = size if static else None
+    signature = [tf.TensorSpec([rows, 4, 5]), tf.TensorSpec([rows], tf.int32)]
+    with pytest.warns(UserWarning, match="backend='vectorized'"):
+        got = tf.function(run, input_signature=signature)(x, y)
+    checks.assert_sums_close(got, want)
+    with pytest.raises(keras_dp.IncompatibleModelError, match="rows|examples"):
+        _sums(model, x, y, backend="layerwise")
+
+
+@keras.saving.register_keras_serializable("keras_dp_tests")
+class WritesWeight(L.Layer):
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        self.scale.assign(self.scale * 1.0 + keras.ops.sum(x))
+        return x * self.scale
+
+
+def test_a_forward_pass_that_writes_a_trained_weight_is_refused():
+    model = keras.Sequential([keras.Input((4,)), WritesWeight(), L.Dense(3)])
+    with pytest.raises(
+        keras_dp.IncompatibleModelError, match="writes the trained weights|influence"
+    ):
+        _sums(model, *zoo.batch(model))
+
+
+def test_an_activity_regularizer_inside_a_layer_without_a_rule():
+    layer = zoo.ScaledDense()
+    layer.dense.activity_regularizer = keras.regularizers.L2(0.7)
+    model = keras.Sequential([keras.Input((4,)), layer, L.Dense(3)])
+    x, y = zoo.batch(model)
+
+    def loss(y, p, sample_weight=None):
+        return CROSSENTROPY(y, p) + sum(model.losses)
+
+    want = checks.plain_loop(model, x, y, 0.5, loss=loss)[1]
+    with pytest.warns(UserWarning, match="activity regularizer inside"):
+        checks.assert_sums_close(_sums(model, x, y), want)

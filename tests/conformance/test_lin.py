@@ -101,7 +101,10 @@ def test_float16_norms_are_taken_in_float32(value, clip):
     keras.config.set_dtype_policy("mixed_float16")
     try:
         model = keras.Sequential(
-            [keras.Input((1000,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
+            [
+                keras.Input((1000,)),
+                keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros"),
+            ]
         )
         model.compile(_sgd(l2_norm_clip=clip, batch_size=1), loss=lambda y, p: y * p)
         checks.fit(model, np.full((1, 1000), value, "float32"), np.ones((1, 1), "float32"))

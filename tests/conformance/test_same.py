@@ -44,7 +44,9 @@ def test_named(name, model):
 def test_make_private(plain):
     private = keras_dp.make_private(plain)
     # Sign-like updates turn rounding of a gradient near zero into a step.
-    checks.check_same(private(learning_rate=0.001, **OFF), plain(learning_rate=0.001), tolerance=1e-4)
+    checks.check_same(
+        private(learning_rate=0.001, **OFF), plain(learning_rate=0.001), tolerance=1e-4
+    )
 
 
 def test_momentum_default():

@@ -216,9 +216,7 @@ def test_lamb_equals_tensorflow_addons(case):
     args = dict(case["arguments"])
     if "weight_decay_rate" in args:
         args["weight_decay"] = args.pop("weight_decay_rate")
-    optimizer = keras_dp.DPLamb(
-        l2_norm_clip=1e30, noise_multiplier=0.0, batch_size=4, **args
-    )
+    optimizer = keras_dp.DPLamb(l2_norm_clip=1e30, noise_multiplier=0.0, batch_size=4, **args)
     variables = []
     for spec in LAMB["variables"]:
         scope, _, name = spec["name"].rpartition("/")

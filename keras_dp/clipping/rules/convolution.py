@@ -163,7 +163,9 @@ def _patches(layer, padded, g):
     """``[batch, groups, T, D]``: the inputs of every output position, by strided slices."""
     groups = layer.groups
     channels = padded.shape[-1] // groups
-    shifted = [tf.reshape(s, [tf.shape(s)[0], -1, groups, channels]) for s in _shifted(layer, padded, g)]
+    shifted = [
+        tf.reshape(s, [tf.shape(s)[0], -1, groups, channels]) for s in _shifted(layer, padded, g)
+    ]
     stacked = tf.transpose(tf.stack(shifted, 2), [0, 3, 1, 2, 4])
     depth = len(shifted) * channels
     result = tf.reshape(stacked, tf.concat([tf.shape(stacked)[:3], [depth]], 0))
@@ -201,9 +203,7 @@ def _shifted(layer, padded, g):
     sizes = [g.shape[k + 1] or tf.shape(g)[k + 1] for k in range(layer.rank)]
     for offset in _offsets(layer.kernel_size):
         window = [slice(None)]
-        for place, dilation, stride, size in zip(
-            offset, layer.dilation_rate, layer.strides, sizes
-        ):
+        for place, dilation, stride, size in zip(offset, layer.dilation_rate, layer.strides, sizes):
             start = place * dilation
             window.append(slice(start, start + (size - 1) * stride + 1, stride))
         yield padded[tuple(window)]

@@ -1,0 +1,224 @@
+"""Ways to break privacy, each with the test that has to notice.
+
+    python -m tests.mutations            tries all, in a copy of the tree
+    python -m tests.mutations NAME ...   tries some
+
+``tests/test_mutations.py`` keeps the list in step with the code.
+"""
+
+import dataclasses
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """One change to one file, and the test that must fail with it."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+MUTATIONS = [
+    Mutation(
+        "clip the mean instead of each example",
+        "keras_dp/clipping/layerwise.py",
+        "squared = tf.add_n(squares) if squares else tf.zeros([batch])",
+        "squared = tf.reduce_mean(tf.add_n(squares)) * tf.ones([batch])",
+        "tests/conformance/test_lin.py::test_entry_points",
+    ),
+    Mutation(
+        "do not clip",
+        "keras_dp/clipping/clip.py",
+        "return l2_norm_clip / tf.maximum(norms, l2_norm_clip)",
+        "return tf.ones_like(norms)",
+        "tests/conformance/test_lin.py::test_entry_points",
+    ),
+    Mutation(
+        "add noise to every microbatch, before the sum",
+        "keras_dp/clipping/gradients.py",
+        "sums = [s + m for s, m in zip(sums, more)]",
+        "sums = [s + m + tf.random.normal(m.shape) for s, m in zip(sums, more)]",
+        "tests/conformance/test_noise.py::test_arguments",
+    ),
+    Mutation(
+        "divide by the real batch",
+        "keras_dp/optimizers/base.py",
+        "private = self.privatize(grads.sums, grads.variables)",
+        "private = [p * self.batch_size / tf.cast(grads.num_examples, tf.float32)"
+        " for p in self.privatize(grads.sums, grads.variables)]",
+        "tests/conformance/test_lin.py::test_divisor_is_the_constant",
+    ),
+    Mutation(
+        "scale the noise for the mean, then divide again",
+        "keras_dp/optimizers/base.py",
+        "stddev = self.noise_multiplier * self.sensitivity\n",
+        "stddev = self.noise_multiplier * self.sensitivity / self.batch_size\n",
+        "tests/conformance/test_noise.py::test_entry_points",
+    ),
+    Mutation(
+        "reuse the key in every step",
+        "keras_dp/noise.py",
+        "first = self._drawn.assign_add(len(shapes)) - len(shapes)",
+        "first = self._drawn + 0",
+        "tests/conformance/test_noise.py::test_entry_points",
+    ),
+    Mutation(
+        "reuse the key for every variable",
+        "keras_dp/noise.py",
+        "self._stream(key, first + k, shape)",
+        "self._stream(key, first, shape)",
+        "tests/conformance/test_noise.py::test_entry_points",
+    ),
+    Mutation(
+        "use the same secret in every run",
+        "keras_dp/noise.py",
+        "secret = os.urandom(16)",
+        "secret = bytes(16)",
+        "tests/conformance/test_noise.py::test_two_optimizers_share_no_noise",
+    ),
+    Mutation(
+        "skip the update of an empty batch",
+        "keras_dp/training.py",
+        "optimizer.apply_gradients(clipped)",
+        "tf.cond(clipped.num_examples > 0,"
+        " lambda: tf.cast(optimizer.apply_gradients(clipped), tf.int64),"
+        " lambda: tf.constant(0, tf.int64))",
+        "tests/test_training.py::test_an_empty_draw_is_an_update",
+    ),
+    Mutation(
+        "let a NaN through",
+        "keras_dp/clipping/clip.py",
+        "finite = tf.math.is_finite(squared_norms)",
+        "finite = tf.ones_like(squared_norms, tf.bool)",
+        "tests/conformance/test_pair.py::test_models",
+    ),
+    Mutation(
+        "count padding",
+        "keras_dp/clipping/clip.py",
+        "factors = tf.where(counted, factors, 0.0)",
+        "factors = factors + 0.0",
+        "tests/clipping/test_gradients.py::test_padding_ends_the_loop",
+    ),
+    Mutation(
+        "count rows twice in the last microbatch",
+        "keras_dp/clipping/gradients.py",
+        "fresh = None if even else start + tf.range(width) >= k * width",
+        "fresh = None",
+        "tests/clipping/test_gradients.py::test_microbatches_change_nothing",
+    ),
+    Mutation(
+        "forget a second use of a layer",
+        "keras_dp/clipping/forms.py",
+        "if len(forms) == 1:",
+        "if len(forms) >= 1:",
+        "tests/conformance/test_loop.py::test_auto",
+    ),
+    Mutation(
+        "square the uses of a layer one by one",
+        "keras_dp/clipping/forms.py",
+        "same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], tf.float32)",
+        "same = tf.eye(tf.shape(self.ids)[1])[None]",
+        "tests/clipping/test_gradients.py::test_repeated_ids_add_before_the_norm",
+    ),
+    Mutation(
+        "accept plain gradients",
+        "keras_dp/optimizers/base.py",
+        "        if not isinstance(grads, gradients.ClippedGradients) or"
+        " trainable_variables is not None:\n",
+        "        if not isinstance(grads, gradients.ClippedGradients):\n"
+        "            return super().apply(grads, trainable_variables)\n"
+        "        if False:\n",
+        "tests/test_training.py::test_plain_gradients_are_refused_every_time",
+    ),
+    Mutation(
+        "apply the same clipped gradients twice",
+        "keras_dp/clipping/gradients.py",
+        "        self._spent = True\n",
+        "        self._spent = False\n",
+        "tests/test_training.py::test_clipped_gradients_serve_once_and_their_own_optimizer",
+    ),
+    Mutation(
+        "ignore a weight that is read outside its layer",
+        "keras_dp/clipping/layerwise.py",
+        "    recorder.check_strays()\n",
+        "",
+        "tests/conformance/test_loop.py::test_auto",
+    ),
+    Mutation(
+        "clip the regularizer with the data",
+        "keras_dp/_keras.py",
+        "        variable.regularizer = None\n    try:",
+        "        pass\n    try:",
+        "tests/clipping/test_gradients.py::test_weight_regularizers_stay_outside_the_clip",
+    ),
+    Mutation(
+        "keep what a forward pass writes",
+        "keras_dp/clipping/passes.py",
+        "    for variable in _keras.metric_variables(model):",
+        "    for variable in model.non_trainable_variables:",
+        "tests/clipping/test_gradients.py::test_state_that_depends_on_data_stays_as_it_was",
+    ),
+    Mutation(
+        "let examples of a batch influence each other",
+        "keras_dp/clipping/gradients.py",
+        "        validation.require_valid(model, probe, input_spec=specs)\n",
+        "        pass\n",
+        "tests/conformance/test_pair.py::test_a_coupled_model_is_refused",
+    ),
+    Mutation(
+        "take norms in float16",
+        "keras_dp/clipping/forms.py",
+        "        self.a, self.g = tf.cast(a, tf.float32), tf.cast(g, tf.float32)\n"
+        "        self.to_weight",
+        "        self.a, self.g = tf.cast(a, tf.float16), tf.cast(g, tf.float16)\n"
+        "        self.to_weight",
+        "tests/conformance/test_lin.py::test_float16_norms_are_taken_in_float32",
+    ),
+    Mutation(
+        "write the seed into the config",
+        "keras_dp/optimizers/base.py",
+        "return config | dataclasses.asdict(self._privacy)",
+        "return config | dataclasses.asdict(self._privacy) | {'seed': 987654321}",
+        "tests/optimizers/test_private.py::test_the_secret_is_in_no_file",
+    ),
+]
+
+
+def caught(mutation):
+    """Applies the mutation to a copy of the tree and says whether its test fails there."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder) / "tree"
+        ignore = shutil.ignore_patterns(".*", "output", "__pycache__", "*.egg-info")
+        shutil.copytree(ROOT, copy, ignore=ignore)
+        path = copy / mutation.file
+        path.write_text(path.read_text().replace(mutation.old, mutation.new))
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+        done = subprocess.run(
+            [*command, mutation.test], cwd=copy, capture_output=True, text=True, check=False
+        )
+        return done.returncode == 1 and "failed" in done.stdout
+
+
+def main(names):
+    """Tries the mutations of these names, or all; exits 1 when one goes unnoticed."""
+    missed = 0
+    for mutation in MUTATIONS:
+        if names and mutation.name not in names:
+            continue
+        ok = caught(mutation)
+        missed += not ok
+        print(f"{'caught' if ok else 'MISSED'}: {mutation.name} ({mutation.test})", flush=True)
+    sys.exit(bool(missed))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
