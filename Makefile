@@ -14,6 +14,10 @@ PYTHON ?= python3
 TF ?= $(if $(filter aarch64 arm64,$(shell uname -m)),tensorflow,cpu)
 WORKERS ?= 2
 
+ifeq ($(filter tensorflow cpu gpu tpu,$(TF)),)
+$(error TF=$(TF) is no build of TensorFlow: set TF to tensorflow, cpu, gpu or tpu)
+endif
+
 VENV := .venv
 LOWEST := .venvs/lowest
 PACKAGE_FILES := setup.py pyproject.toml keras_dp/version.py
@@ -71,12 +75,14 @@ $(VENV)/$(TF).created $(LOWEST)/$(TF).created: %/$(TF).created:
 	@$*/bin/python -m pip install --quiet --quiet --upgrade pip
 	@touch $@
 
-$(VENV)/demo.installed $(VENV)/dev.installed: $(VENV)/%.installed: $(PACKAGE_FILES) $(VENV)/$(TF).created
+$(VENV)/demo.installed $(VENV)/dev.installed: $(VENV)/%.installed: \
+		$(PACKAGE_FILES) $(VENV)/$(TF).created
 	@echo "Installing keras_dp[$(TF),$*] into $(VENV)"
 	@$(VENV)/bin/python -m pip install --quiet --quiet --editable ".[$(TF),$*]"
 	@touch $@
 
-$(LOWEST)/dev.installed: $(LOWEST)/%.installed: $(PACKAGE_FILES) constraints-lowest.txt $(LOWEST)/$(TF).created
+$(LOWEST)/dev.installed: $(LOWEST)/%.installed: \
+		$(PACKAGE_FILES) constraints-lowest.txt $(LOWEST)/$(TF).created
 	@echo "Installing keras_dp[$(TF),$*] into $(LOWEST), with the lowest versions of setup.py"
 	@$(LOWEST)/bin/python -m pip install --quiet --quiet --constraint constraints-lowest.txt \
 		--editable ".[$(TF),$*]"

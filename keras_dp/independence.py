@@ -228,12 +228,10 @@ def _input_spec(model, given):
     elif isinstance(model, keras.Sequential) and getattr(model, "inputs", None):
         (spec,) = model.inputs
     elif given is not None:
-        spec = keras.tree.map_structure(
-            lambda t: keras.KerasTensor(
-                (None, *t.shape[1:]), keras.backend.standardize_dtype(t.dtype)
-            ),
-            given,
-        )
+        leaves = keras.tree.flatten(given)
+        if any(leaf is None or tf.TensorShape(leaf.shape).rank is None for leaf in leaves):
+            return None
+        spec = keras.tree.map_structure(_open_batch, given)
     else:
         config = model.get_build_config()
         if not config or "input_shape" not in config:
@@ -243,6 +241,10 @@ def _input_spec(model, given):
         if leaf.dtype == "string" or getattr(leaf, "sparse", False) or len(leaf.shape) == 0:
             return None
     return spec
+
+
+def _open_batch(leaf):
+    return keras.KerasTensor((None, *leaf.shape[1:]), keras.backend.standardize_dtype(leaf.dtype))
 
 
 def _draw(spec, rows, kind, replacement=False):

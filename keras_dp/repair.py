@@ -2,7 +2,6 @@
 
 import functools
 import math
-import tempfile
 
 import keras
 
@@ -36,8 +35,7 @@ def fix(model):
       channels that is at most 32 and leaves at least 4 channels in a group, else 1. Name,
       axis, gamma, beta, epsilon, regularizers, constraints and dtype are kept; the moving
       statistics are dropped, and a mask is not looked at. Frozen BatchNormalization stays.
-    - each recurrent layer has ``stateful=False``, and if there was a stateful one, the
-      fixed batch size that it needed is left open.
+    - each recurrent layer has ``stateful=False``, and takes batches of any size.
 
     All other layers are copied with their weights, seeds, names and ``trainable`` flags;
     a layer or model that is used several times stays one layer. The copy computes
@@ -64,11 +62,10 @@ def fix(model):
     """
     require_built(model)
     _require_graph(model)
-    stateful = any(getattr(layer, "stateful", False) for layer in all_layers(model))
     classes = {type(layer) for layer in all_layers(model)}
     custom = {c.__name__: c for c in classes if not c.__module__.startswith("keras.")}
     with keras.saving.custom_object_scope(custom):
-        copier = _Copier(open_batch=stateful)
+        copier = _Copier()
         copy = copier.copy(model)
     copier.move_state()
     if len(copy.trainable_variables) != len(model.trainable_variables):
@@ -114,8 +111,7 @@ def _is_connected(model):
 class _Copier:
     """Copies layers, each once, and repairs them on the way."""
 
-    def __init__(self, open_batch):
-        self._open_batch = open_batch
+    def __init__(self):
         # By id of the original: (original, copy). What is used twice is copied once, also
         # when the two uses are in different models.
         self._pairs = {}
@@ -141,7 +137,7 @@ class _Copier:
                 del config["layer"]
                 return type(operation)(self.copy(operation.layer), **config)
             copy = type(operation).from_config(_without_state(operation, config))
-            if hasattr(operation, "save_assets"):
+            if hasattr(operation, "set_vocabulary"):
                 _move_vocabulary(operation, copy)
             return copy
         except IncompatibleModelError:
@@ -171,9 +167,8 @@ class _Copier:
             for layer in all_layers(model)
             if isinstance(layer, keras.layers.InputLayer) and layer.output is tensor
         )
-        shape = (None, *tensor.shape[1:]) if self._open_batch else tensor.shape
         return keras.Input(
-            batch_shape=shape,
+            batch_shape=tensor.shape,
             dtype=tensor.dtype,
             sparse=tensor.sparse,
             name=layer.name,
@@ -330,12 +325,11 @@ def _without_state(operation, config):
 
 def _move_vocabulary(original, copy):
     """What a lookup layer has adapted to, without which it cannot be called."""
-    store = {}
-    original.save_own_variables(store)
-    copy.load_own_variables(store)
-    with tempfile.TemporaryDirectory() as directory:
-        original.save_assets(directory)
-        copy.load_assets(directory)
+    vocabulary = original.get_vocabulary()
+    if copy.get_vocabulary() != vocabulary:
+        store = {}
+        original.save_own_variables(store)
+        copy.set_vocabulary(vocabulary, **store)  # the store has idf_weights, if there are any
 
 
 def _class_of_copy(model, plain_class):

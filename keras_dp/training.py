@@ -9,7 +9,7 @@ import functools
 
 import tensorflow as tf
 
-from keras_dp import _keras
+from keras_dp import _keras, padding
 from keras_dp.clipping import gradients, rows
 from keras_dp.optimizers.base import require_one_replica
 
@@ -28,6 +28,8 @@ def private_train_step(model, optimizer, data):
     """
     require_one_replica()
     x, y, sample_weight = _unpack(data)
+    if not model.jit_compile:
+        x, y, sample_weight = _without_last_padding(x, y, sample_weight)
     logs = {}
 
     def observe(result, x, y, sample_weight, real):
@@ -59,7 +61,22 @@ def _update_metrics(model, result, x, y, sample_weight, real):
 def _unpack(data):
     if not isinstance(data, (tuple, list)):
         data = (data,)
-    return rows.to_tensors((*data, None, None)[:3])
+    x, y, sample_weight = (*data, None, None)[:3]
+    # A PyDataset without targets stands an empty tuple in their place.
+    y = None if isinstance(y, tuple) and not y else y
+    return rows.to_tensors((x, y, sample_weight))
+
+
+def _without_last_padding(x, y, sample_weight):
+    """The batch up to its last example, and at least one row: padding is no work to do.
+
+    Not for XLA, which would compile every size anew.
+    """
+    real = padding.real_rows(sample_weight)
+    if real is None:
+        return x, y, sample_weight
+    number = tf.maximum(tf.reduce_max(tf.where(real, tf.range(tf.size(real)) + 1, 0)), 1)
+    return rows.take((x, y, sample_weight), 0, number)
 
 
 def install():

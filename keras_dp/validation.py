@@ -5,7 +5,7 @@ import math
 
 import keras
 
-from keras_dp._keras import all_layers, own_trainable_variables
+from keras_dp._keras import all_layers
 from keras_dp.errors import IncompatibleModelError
 from keras_dp.independence import couples_examples, first_coupling_operation
 
@@ -105,8 +105,17 @@ def require_valid(model, probe=True, *, input_spec=None):
 
 
 def listed(problems):
-    """The problems as the lines of a message."""
-    return "\n".join(f"- {problem}" for problem in problems)
+    """The problems as the lines of a message; those of one kind are told together."""
+    kinds = {}
+    for problem in problems:
+        kind = (problem.reason.replace(problem.layer, "", 1), problem.repair)
+        kinds.setdefault(kind, []).append(problem)
+    lines = []
+    for first, *others in kinds.values():
+        lines.append(f"- {first}")
+        if others:
+            lines.append("  The same holds for: " + ", ".join(p.layer for p in others) + ".")
+    return "\n".join(lines)
 
 
 def require_built(model):
@@ -180,8 +189,7 @@ def _location(operation):
 
 
 def _variable_problems(model):
-    trainable = {id(v) for v in model.trainable_variables}
-    if not trainable:
+    if not model.trainable_variables:
         return [
             Problem(
                 "",
@@ -189,26 +197,26 @@ def _variable_problems(model):
                 "set trainable = True on the layers to be trained, or add a layer",
             )
         ]
+    # A layer comes before what it holds, so the innermost owner is the one that stays.
+    owners = {id(v): layer for layer in all_layers(model) for v in layer.variables}
     problems = []
-    for layer in all_layers(model):
-        for variable in own_trainable_variables(layer):
-            if id(variable) not in trainable:
-                continue
-            if not keras.backend.is_float_dtype(variable.dtype):
-                reason = (
-                    f"has the trainable variable '{variable.name}' of dtype {variable.dtype}, and "
-                    "gradients are clipped and noised as real numbers"
-                )
-                repair = "store it as float32 (a complex one as two), or set its trainable = False"
-            elif variable.overwrite_with_gradient:
-                reason = (
-                    f"sets its variable '{variable.name}' to a statistic of the batch, which Keras "
-                    "hands to the optimizer in place of a gradient (float8 training)"
-                )
-                repair = "train in another dtype: build the model without float8 quantization"
-            else:
-                continue
-            problems.append(Problem(_location(layer), f"{describe(layer)} {reason}", repair))
+    for variable in model.trainable_variables:
+        if not keras.backend.is_float_dtype(variable.dtype):
+            reason = (
+                f"has the trainable variable '{variable.name}' of dtype {variable.dtype}, and "
+                "gradients are clipped and noised as real numbers"
+            )
+            repair = "store it as float32 (a complex one as two), or set its trainable = False"
+        elif variable.overwrite_with_gradient:
+            reason = (
+                f"sets its variable '{variable.name}' to a statistic of the batch, which Keras "
+                "hands to the optimizer in place of a gradient (float8 training)"
+            )
+            repair = "train in another dtype: build the model without float8 quantization"
+        else:
+            continue
+        layer = owners[id(variable)]
+        problems.append(Problem(_location(layer), f"{describe(layer)} {reason}", repair))
     return problems
 
 

@@ -1,5 +1,6 @@
 """Settings that every test shares."""
 
+import gc
 import os
 
 # oneDNN computes some float32 products with an error near 1e-4 on CPUs with AVX-512; tests
@@ -12,6 +13,10 @@ import keras  # noqa: E402
 import pytest  # noqa: E402
 
 pytest.register_assert_rewrite("tests.fixtures.checks")
+
+# clear_session collects garbage after every test; what is imported by now is none.
+gc.collect()
+gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -106,7 +106,8 @@ MUTATIONS = [
         "keras_dp/clipping/clip.py",
         "factors = tf.where(counted, factors, 0.0)",
         "factors = factors + 0.0",
-        "tests/clipping/test_gradients.py::test_padding_ends_the_loop",
+        "tests/clipping/test_gradients.py"
+        "::test_padding_counts_nowhere_even_if_the_loss_ignores_weights",
     ),
     Mutation(
         "count rows twice in the last microbatch",
@@ -170,9 +171,16 @@ MUTATIONS = [
     Mutation(
         "let examples of a batch influence each other",
         "keras_dp/clipping/gradients.py",
-        "        validation.require_valid(model, probe, input_spec=specs)\n",
-        "        pass\n",
+        "validation.require_valid(model, probe=True, input_spec=specs)",
+        "pass",
         "tests/conformance/test_pair.py::test_a_coupled_model_is_refused",
+    ),
+    Mutation(
+        "take the rows of a layer for the examples",
+        "keras_dp/clipping/gradients.py",
+        "            aligned = found is not False\n",
+        "            aligned = True\n",
+        "tests/clipping/test_gradients.py::test_rows_that_are_not_the_examples",
     ),
     Mutation(
         "take norms in float16",

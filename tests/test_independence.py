@@ -163,9 +163,10 @@ def test_fixed_batch_size_takes_precedence():
     assert couples_examples(_fixed_batch(5, layers.Dense(2))) is False
 
 
-def test_nan_that_another_row_brings_in_is_seen():
+def test_nan_that_another_row_brings_in_or_takes_away_is_seen():
     # The rows that replace the first ones have three times their spread.
     assert couples_examples(functional(lambda x: ops.where(ops.max(x) > 4.0, np.nan, x))) is True
+    assert couples_examples(functional(lambda x: ops.where(ops.max(x) < 4.0, np.nan, x))) is True
 
 
 def test_output_without_batch_axis_belongs_to_every_row():
@@ -218,6 +219,8 @@ def test_subclassed_model_uses_the_given_spec():
     assert couples_examples(model, input_spec=tf.TensorSpec((7, 5), tf.int64)) is True
     model = _called_once(Subclassed(embed=True), np.ones((2, 5), "int64"))
     assert couples_examples(model, input_spec=tf.zeros((7, 5), tf.int64)) is False
+    for unknown in (tf.TensorSpec(None, tf.int64), [tf.TensorSpec((7, 5), tf.int64), None]):
+        assert couples_examples(model, input_spec=unknown) is None
 
 
 def test_nothing_is_written():

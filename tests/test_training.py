@@ -171,6 +171,23 @@ def test_padding_counts_in_no_log(microbatch_size, jit_compile):
         np.testing.assert_allclose(logs[0][name], logs[1][name], rtol=1e-5)
 
 
+def test_data_without_targets():
+    """A sampler without y: the model's own loss of its inputs."""
+
+    class Reconstruct(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            assert y is None
+            return keras.ops.mean(keras.ops.square(y_pred - x))
+
+    inputs = keras.Input((4,))
+    model = Reconstruct(inputs, L.Dense(4)(inputs))
+    model.compile(_optimizer(l2_norm_clip=1.0))
+    x, _ = zoo.batch(_dense(), 40)
+    logs = model.fit(keras_dp.PoissonSampler(x, batch_size=8), verbose=0).history
+    assert int(model.optimizer.iterations) == 5
+    assert np.isfinite(logs["loss"][0])
+
+
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_an_empty_draw_is_an_update(jit_compile):
     """All padding: the weights move by noise, the step counts, nothing in the logs is NaN."""

@@ -180,9 +180,9 @@ REFUSED = {
 }
 
 
-def _normalization(*refused_axes):
+def _normalization(fine_axis, *refused_axes):
     """Accepted and refused for a layer that normalises along `axis`."""
-    fine = [Case(lambda c: c(), SEQUENCE), Case(lambda c: c(axis=1), SEQUENCE)]
+    fine = [Case(lambda c: c(), SEQUENCE), Case(lambda c: c(axis=fine_axis), SEQUENCE)]
     refused = [Case(lambda c, axis=axis: c(axis=axis), SEQUENCE, batch=4) for axis in refused_axes]
     return fine, refused
 
@@ -239,7 +239,7 @@ DEPENDS = {
     "Hashing": _encoding(num_bins=2, dtype="int32"),
     "IntegerLookup": _encoding(vocabulary=[0, 1], dtype="int64"),
     "LSTM": _recurrent(SEQUENCE, 2),
-    "LayerNormalization": _normalization(0, -3, [0, 2]),
+    "LayerNormalization": _normalization(1, 0, -3, [0, 2]),
     "MelSpectrogram": (
         [Case(lambda c: c(top_db=float("inf"), **MEL), (400,))],
         [Case(lambda c: c(top_db=1.0, **MEL), (400,))],
@@ -251,10 +251,10 @@ DEPENDS = {
         ],
         [Case(lambda c: c(2, 2, attention_axes=0), IMAGE, num_inputs=2)],
     ),
-    "RMSNormalization": _normalization(0, -3),
+    "RMSNormalization": _normalization(2, 0, -3),
     "RNN": _recurrent(SEQUENCE, lambda: layers.LSTMCell(2)),
     "SimpleRNN": _recurrent(SEQUENCE, 2),
-    "Softmax": _normalization(0, -3, [0, 2]),
+    "Softmax": _normalization(1, 0, -3, [0, 2]),
     "StringLookup": _encoding(vocabulary=["a"], dtype="string"),
     "TextVectorization": (
         [
@@ -270,7 +270,7 @@ DEPENDS = {
             )
         ],
     ),
-    "UnitNormalization": _normalization(0, -3, [0, 2]),
+    "UnitNormalization": _normalization(1, 0, -3, [0, 2]),
 }
 
 # Runs other layers or code given to it: they are looked at, or run on trial.
@@ -610,15 +610,22 @@ def test_problem_reads_as_a_sentence():
 def test_require_valid_lists_every_problem_with_its_repair():
     model = _sequential(
         layers.BatchNormalization(name="one"),
-        layers.Dense(3),
-        layers.BatchNormalization(name="two"),
+        layers.Softmax(axis=0, name="two"),
+        layers.BatchNormalization(name="three"),
+        layers.BatchNormalization(name="four"),
+        layers.Dense(1),
     )
+    one, two, three, four = validate(model)
     with pytest.raises(IncompatibleModelError) as error:
         require_valid(model)
     lines = str(error.value).splitlines()
     assert model.name in lines[0]
-    assert lines[1:3] == [f"- {problem}" for problem in validate(model)]
-    assert all("keras_dp.fix(model)" in line for line in lines[1:3])
+    assert lines[1:4] == [
+        f"- {one}",
+        f"  The same holds for: {three.layer}, {four.layer}.",
+        f"- {two}",
+    ]
+    assert "keras_dp.fix(model)" in lines[1] and "axis" in lines[3]
 
 
 def test_model_must_be_built():

@@ -5,6 +5,7 @@ Nothing is downloaded here. When data are missing, the error says which command 
 
 import gzip
 import importlib.util
+import math
 import os
 import pathlib
 from typing import NamedTuple
@@ -127,12 +128,13 @@ def read_idx(path):
             "expected 00 00 08 and the number of axes."
         )
     start = 4 + 4 * content[3]
-    shape = tuple(np.frombuffer(content[4:start], ">i4").astype(int))
-    expected = start + int(np.prod(shape))
-    if len(shape) != content[3] or len(content) != expected:
+    if len(content) < start:
+        raise ValueError(f"{path} is damaged: it ends in its header, after {len(content)} bytes.")
+    shape = np.frombuffer(content[4:start], ">i4").tolist()
+    if len(content) != start + math.prod(shape):
         raise ValueError(
-            f"{path} is damaged: its header announces the shape {shape}, hence {expected} bytes, "
-            f"but it has {len(content)}."
+            f"{path} is damaged: its header announces the shape {tuple(shape)}, hence "
+            f"{start + math.prod(shape)} bytes, but it has {len(content)}."
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
@@ -147,14 +149,15 @@ def load_tfds(name):
     import tensorflow_datasets as tfds
 
     try:
-        train, test = tfds.load(
-            name, split=["train", "test"], batch_size=-1, as_supervised=True, download=False
-        )
-    except Exception as error:
+        builder = tfds.builder(name)
+    except tfds.core.DatasetNotFoundError as error:
+        raise DataNotFoundError(f"TensorFlow Datasets has no data set {name!r}.") from error
+    if not builder.is_prepared():
         raise DataNotFoundError(
-            f"TensorFlow Datasets could not load {name!r} ({type(error).__name__}: {error}). If it "
-            f"has not been prepared on this machine yet, run: tfds build {name}"
-        ) from error
+            f"The data set {name!r} is not on this machine (looked in {builder.data_dir}). "
+            f"Get it with: tfds build {name}"
+        )
+    train, test = builder.as_dataset(split=["train", "test"], batch_size=-1, as_supervised=True)
     (x_train, y_train), (x_test, y_test) = (
         (np.asarray(images), np.asarray(labels, np.int64)) for images, labels in (train, test)
     )

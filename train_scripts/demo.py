@@ -61,31 +61,247 @@ TRAINED_LAYERS = {
 flags.DEFINE_float("target_epsilon", 3.0, "Epsilon that the whole private run may spend.")
 flags.DEFINE_float("delta", 1e-5, "Delta of the guarantee; well below 1 / private examples.")
 flags.DEFINE_enum("optimizer", "dp_lamb", sorted(OPTIMIZERS), "Optimizer of the private run.")
-flags.DEFINE_integer("epochs", 30, "Private epochs, of ceil(examples / batch_size) updates.")
-flags.DEFINE_integer("batch_size", 1000, "Expected examples in a private update.")
+flags.DEFINE_integer("epochs", 30, "Private epochs, of ceil(examples / batch_size) updates.", 1)
+flags.DEFINE_integer("batch_size", 1000, "Expected examples in a private update.", 1)
 flags.DEFINE_float("learning_rate", None, "Of the private run; by default it suits --optimizer.")
 flags.DEFINE_float("l2_norm_clip", 1.0, "Bound on the norm of each example's gradient.")
 flags.DEFINE_enum("trained_layers", "dense", sorted(TRAINED_LAYERS), "What is fine-tuned.")
-flags.DEFINE_integer("public_epochs", 40, "Epochs on the public digits.")
-flags.DEFINE_integer("nonprivate_epochs", 10, "Epochs of the comparison without privacy.")
+flags.DEFINE_integer("public_epochs", 40, "Epochs on the public digits.", 1)
+flags.DEFINE_integer("nonprivate_epochs", 10, "Epochs of the comparison without privacy.", 1)
 flags.DEFINE_integer(
-    "seed", 0, "Of the public stage and of the order of data without privacy. Never of the noise."
+    "seed", 0, "Of weights, distortions and the order of public data. Never of the noise.", 0
 )
 flags.DEFINE_string("dataset", "mnist5k", "mnist5k, a folder of IDX files, or tfds:NAME.")
 flags.DEFINE_string("output_dir", "output/demo", "Where results are written.")
 
 
-def pretrain(model, epochs, rng):
-    """Trains on the public digits, distorted anew in every epoch."""
+def pretrain(epochs, seed):
+    """A network that learned the public digits, distorted anew in every epoch."""
     digits, labels = data.load_digits()
-    images = distort.enlarge(digits)
-    batch_size = 256
-    steps = epochs * -(-len(images) // batch_size)
+    images, targets = distort.enlarge(digits), np.eye(10, dtype=np.float32)[labels]
+    batch_size, rng = 256, np.random.default_rng(seed)
+    updates = epochs * -(-len(images) // batch_size)
+    model = models.transfer_cnn()
     model.compile(
-        keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(2e-3, steps)),
+        keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(2e-3, updates)),
         keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1),
     )
-    targets = np.eye(model.output_shape[-1], dtype=np.float32)[labels]
     for epoch in range(epochs):
         x = distort.distort(images, rng)[..., None]
         model.fit(x, targets, batch_size, epochs=epoch + 1, initial_epoch=epoch, verbose=0)
+    return model
+
+
+def copy_of(model, trained_layers):
+    """The same network with the same weights, of which only some layers can be trained."""
+    copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    for layer in copy.layers:
+        layer.trainable = layer.name in trained_layers
+    return copy
+
+
+def compile_classifier(model, optimizer):
+    """Sets the loss and the metric of a classifier with integer labels."""
+    model.compile(
+        optimizer,
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+
+
+def test_accuracy(model, private):
+    """The share of test images that are recognised."""
+    predicted = model.predict(private.x_test, batch_size=500, verbose=0).argmax(-1)
+    return float(np.mean(predicted == private.y_test))
+
+
+def fine_tune_privately(model, private):
+    """Trains with differential privacy and spends at most --target_epsilon.
+
+    Returns:
+      The optimizer, and one dict an epoch: its number, the epsilon spent and the test accuracy.
+    """
+    sampler = keras_dp.PoissonSampler(private.x_train, private.y_train, batch_size=FLAGS.batch_size)
+    noise_multiplier = keras_dp.compute_noise_multiplier(
+        target_epsilon=FLAGS.target_epsilon,
+        num_examples=sampler.num_examples,
+        batch_size=FLAGS.batch_size,
+        delta=FLAGS.delta,
+        epochs=FLAGS.epochs,
+    )
+    learning_rate = FLAGS.learning_rate
+    if learning_rate is None:
+        learning_rate = LEARNING_RATES[FLAGS.optimizer]
+    optimizer = OPTIMIZERS[FLAGS.optimizer](
+        learning_rate,
+        l2_norm_clip=FLAGS.l2_norm_clip,
+        noise_multiplier=noise_multiplier,
+        batch_size=FLAGS.batch_size,
+    )
+    compile_classifier(model, optimizer)
+    epochs = []
+
+    def record(epoch, logs):
+        # Loss and accuracy on the private images are in the logs too. They are not private.
+        epochs.append(
+            {
+                "epoch": epoch + 1,
+                "epsilon": float(logs["epsilon"]),
+                "test_accuracy": float(logs["val_accuracy"]),
+            }
+        )
+        print(
+            f"private epoch {epoch + 1:3d}: epsilon {logs['epsilon']:.3f}, "
+            f"test accuracy {logs['val_accuracy']:.3f}",
+            flush=True,
+        )
+
+    model.fit(
+        sampler,
+        epochs=FLAGS.epochs,
+        validation_data=(private.x_test, private.y_test),
+        validation_batch_size=500,
+        verbose=0,
+        callbacks=[
+            keras_dp.callbacks.EpsilonLogger(sampler, delta=FLAGS.delta, verbose=0),
+            keras.callbacks.LambdaCallback(on_epoch_end=record),
+        ],
+    )
+    return optimizer, epochs
+
+
+def fine_tune_without_privacy(model, private):
+    """What the same network reaches when nothing is protected."""
+    updates = FLAGS.nonprivate_epochs * -(-len(private.x_train) // 128)
+    schedule = keras.optimizers.schedules.CosineDecay(1e-3, updates)
+    compile_classifier(model, keras.optimizers.Adam(schedule))
+    model.fit(private.x_train, private.y_train, 128, epochs=FLAGS.nonprivate_epochs, verbose=0)
+
+
+def plot(results, path):
+    """Draws test accuracy and epsilon against the private epochs; epoch 0 is public data only."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot, ticker
+
+    records = results["private_epochs"]
+    epochs = [0] + [record["epoch"] for record in records]
+    accuracies = [results["public_only_accuracy"]] + [r["test_accuracy"] for r in records]
+    epsilons = [0] + [record["epsilon"] for record in records]
+    figure, (top, bottom) = pyplot.subplots(
+        2, 1, sharex=True, figsize=(7, 6), height_ratios=(2, 1), layout="constrained"
+    )
+    top.plot(epochs, accuracies, "o-", color="tab:blue", label=f"private, {results['optimizer']}")
+    for key, label, color in (
+        ("nonprivate_accuracy", "not private (plain Keras)", "tab:green"),
+        ("public_only_accuracy", "public data only", "tab:gray"),
+    ):
+        top.axhline(results[key], color=color, linestyle="--", label=f"{label}: {results[key]:.3f}")
+    top.set_ylabel(f"accuracy on {results['test_examples']:,} test images")
+    top.set_title(
+        f"{results['dataset']}: {results['private_accuracy']:.3f} at epsilon "
+        f"{results['epsilon']:.2f}, delta {results['delta']:g}"
+    )
+    top.legend(loc="center right")
+    bottom.plot(epochs, epsilons, "o-", color="tab:red")
+    bottom.axhline(results["target_epsilon"], color="black", linewidth=0.8, linestyle=":")
+    bottom.set_ylim(bottom=0)
+    bottom.set_ylabel("epsilon spent")
+    bottom.set_xlabel(
+        f"private epoch ({results['updates_per_epoch']} updates of about "
+        f"{results['batch_size']:,} images each)"
+    )
+    bottom.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    for axes in (top, bottom):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def load_private():
+    """The images of --dataset, if the demo can work with them."""
+    try:
+        private = data.load(FLAGS.dataset)
+    except data.DataNotFoundError as error:
+        sys.exit(str(error))
+    shape = private.x_train.shape[1:]
+    if shape != (28, 28, 1) or private.num_classes != 10:
+        sys.exit(
+            f"The demo's network is pretrained on grey 28x28 images of ten digits, but "
+            f"--dataset={FLAGS.dataset} has images of shape {shape} and {private.num_classes} "
+            "classes. Pass a data set like MNIST."
+        )
+    return private
+
+
+def main(argv):
+    """Runs the demo."""
+    if len(argv) > 1:
+        raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
+    start = time.monotonic()
+    private = load_private()
+    output = pathlib.Path(FLAGS.output_dir)
+    output.mkdir(parents=True, exist_ok=True)
+    keras.utils.set_random_seed(FLAGS.seed)
+
+    public_model = pretrain(FLAGS.public_epochs, FLAGS.seed)
+    public_only = test_accuracy(public_model, private)
+    print(f"public data only: test accuracy {public_only:.3f}", flush=True)
+
+    model = copy_of(public_model, TRAINED_LAYERS[FLAGS.trained_layers])
+    optimizer, epochs = fine_tune_privately(model, private)
+    model.save(output / "model.keras")
+    guarantee = keras_dp.privacy_statement(
+        num_examples=len(private.x_train),
+        batch_size=FLAGS.batch_size,
+        noise_multiplier=optimizer.noise_multiplier,
+        delta=FLAGS.delta,
+        steps=int(optimizer.iterations),
+    )
+
+    nonprivate_model = copy_of(public_model, TRAINED_LAYERS["all"])
+    fine_tune_without_privacy(nonprivate_model, private)
+    results = {
+        "dataset": private.name,
+        "private_examples": len(private.x_train),
+        "test_examples": len(private.x_test),
+        "public_only_accuracy": public_only,
+        "private_accuracy": test_accuracy(model, private),
+        "nonprivate_accuracy": test_accuracy(nonprivate_model, private),
+        "epsilon": epochs[-1]["epsilon"],
+        "target_epsilon": FLAGS.target_epsilon,
+        "delta": FLAGS.delta,
+        "guarantee": guarantee,
+        "optimizer": FLAGS.optimizer,
+        "learning_rate": float(optimizer.learning_rate),
+        "l2_norm_clip": FLAGS.l2_norm_clip,
+        "noise_multiplier": optimizer.noise_multiplier,
+        "batch_size": FLAGS.batch_size,
+        "updates": int(optimizer.iterations),
+        "updates_per_epoch": int(optimizer.iterations) // FLAGS.epochs,
+        "trained_layers": list(TRAINED_LAYERS[FLAGS.trained_layers]),
+        "trained_weights": int(sum(np.prod(v.shape) for v in model.trainable_variables)),
+        "seed": FLAGS.seed,
+        "private_epochs": epochs,
+        "seconds": round(time.monotonic() - start, 1),
+    }
+    (output / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    plot(results, output / "accuracy.png")
+
+    print(
+        f"""
+test accuracy on {results["test_examples"]:,} images of {results["dataset"]}
+  public data only            {results["public_only_accuracy"]:.3f}
+  private, {FLAGS.optimizer:<18} {results["private_accuracy"]:.3f}
+  not private, plain Keras    {results["nonprivate_accuracy"]:.3f}
+
+{guarantee}
+
+{results["seconds"]:.0f} seconds; results.json, accuracy.png and model.keras are in {output}"""
+    )
+
+
+if __name__ == "__main__":
+    app.run(main)

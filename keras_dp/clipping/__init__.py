@@ -1,0 +1,1 @@
+"""Per-example clipping: recording, gradients of layers, fallbacks, clip functions."""

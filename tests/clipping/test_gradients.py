@@ -56,6 +56,21 @@ def test_padding_ends_the_loop():
         checks.assert_sums_close(got, _sums(model, x, y))
 
 
+class IgnoresWeights(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return super().compute_loss(x, y, y_pred)
+
+
+@pytest.mark.parametrize("backend", ["layerwise", "vectorized", "loop"])
+def test_padding_counts_nowhere_even_if_the_loss_ignores_weights(backend):
+    inputs = keras.Input((4,))
+    model = IgnoresWeights(inputs, L.Dense(3)(inputs))
+    x, y = zoo.batch(model, 6)
+    weight = np.float32([1, 1, 1, -0.0, -0.0, 0])
+    got = _sums(model, x, y, weight, backend=backend)
+    checks.assert_sums_close(got, checks.plain_loop(model, x[:3], y[:3], 0.5)[1])
+
+
 def test_an_empty_batch_of_padding_sums_to_zero():
     model = zoo.build("dense")
     x, y = zoo.batch(model, 4)
