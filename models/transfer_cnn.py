@@ -13,10 +13,10 @@ def transfer_cnn(
 ):
     """Convolutions, a layer of features that is brought to a fixed norm, and logits.
 
-    The features of every example have the same norm, 8. So an example's gradient for the logits'
-    layer has a norm of at most 8 * sqrt(2) whatever the example: with a clip near that, nothing
-    is lost to clipping, and no example counts much more than another. (Fixing the norm of the
-    features looks at one example only, unlike whitening them, and costs no privacy.)
+    The features of every example have the same norm, 8. So for the logits' kernel and bias the
+    gradient of the cross entropy of any example has a norm of at most sqrt(8^2 + 1) * sqrt(2), in
+    proportion to how wrong the prediction is and to nothing else, and clipping is even-handed.
+    Fixing the norm looks at one example only, unlike whitening the features: it costs no privacy.
 
     Args:
       input_shape: ``(height, width, channels)``.

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+import keras_dp
 import models
 
 
@@ -119,6 +120,16 @@ COUNTS = {
         10_000 * 128 + 2 * encoder_block(128, 512) + 2 * 128 + dense(128, 2),
         1_677_058,
     ),
+    "transfer_cnn": (
+        models.transfer_cnn,
+        # 28 -> 14 -> 7 by two strides of 2; the fixed norm has no weights
+        conv(5, 1, 32, bias=1)
+        + conv(3, 32, 64, bias=1)
+        + conv(3, 64, 64, bias=1)
+        + dense(7 * 7 * 64, 128)
+        + dense(128, 10),
+        459_082,
+    ),
     "lstm": (
         models.lstm,
         # four gates, each from 64 inputs, 128 states and a bias
@@ -147,23 +158,23 @@ def tiny_models():
         "wide_resnet": (models.wide_resnet(num_classes=5, depth=10, width=1), images),
         "vit": (models.vit(num_classes=5, patch_size=8, dim=12, depth=1), images),
         "text_transformer": (models.text_transformer(12, 50, 5, dim=8, depth=1), tokens),
+        "transfer_cnn": (models.transfer_cnn(num_classes=5), images[:, :28, :28, :1]),
         "lstm": (models.lstm(12, 50, 5, dim=8, units=8), tokens),
     }
 
 
-def test_every_public_model_is_covered():
-    functions = {name for name in models.__all__ if inspect.isfunction(getattr(models, name))}
-    assert set(tiny_models()) == functions
-
-
 def test_logits_do_not_depend_on_the_other_examples():
     """What private training needs, and what batch normalisation in training mode would break."""
-    for name, (model, x) in tiny_models().items():
+    cases = tiny_models()
+    functions = {name for name in models.__all__ if inspect.isfunction(getattr(models, name))}
+    assert set(cases) == functions
+    for name, (model, x) in cases.items():
         together = np.asarray(model(x, training=True))
         alone = np.concatenate([model(x[i : i + 1], training=True) for i in range(len(x))])
         assert together.shape == (3, 5), name
         np.testing.assert_allclose(together, alone, rtol=0, atol=2e-4, err_msg=name)
         assert np.abs(together[0] - together[1]).max() > 1e-4, name
+        assert keras_dp.validate(model) == [], name
 
 
 def test_the_position_table_survives_saving(tmp_path):
@@ -185,6 +196,16 @@ def test_tanh_bounds_the_features():
     values = features.predict(x, verbose=0)
     assert np.abs(values).max() <= 1
     assert values.min() < 0
+
+
+def test_transfer_features_have_one_norm():
+    """So no example's gradient for the logits exceeds sqrt(8^2 + 1) * sqrt(2)."""
+    model = models.transfer_cnn()
+    features = keras.Model(model.inputs, model.get_layer("logits").input)
+    x = np.random.default_rng(0).uniform(size=(6, 28, 28, 1)).astype(np.float32)
+    x *= np.array([1e-2, 1, 1, 1, 1, 100], np.float32).reshape(6, 1, 1, 1)
+    norms = np.linalg.norm(features.predict(x, verbose=0), axis=-1)
+    np.testing.assert_allclose(norms, 8, rtol=1e-3)
 
 
 def test_position_table_is_added_and_learned():
