@@ -144,6 +144,20 @@ def test_pld_falls_back_to_rdp_where_it_cannot_be_sound():
     assert curve.pld_epsilon(14400) == curve.epsilon(14400)  # the grid would not fit
 
 
+def test_pld_falls_back_to_rdp_where_dp_accounting_refuses_the_grid(monkeypatch):
+    curve = EpsilonCurve(60000, 256, 1.1, 1e-5)
+    message = "deltas are not in non-increasing order: deltas=[0.5 0.5]."
+
+    def refuse(self, event, count):
+        raise ValueError(message)
+
+    monkeypatch.setattr(dp_accounting_pld.PLDAccountant, "compose", refuse)
+    assert curve.pld_epsilon(100) == curve.epsilon(100)
+    message = "something else"
+    with pytest.raises(ValueError, match="something else"):
+        curve.pld_epsilon(100)
+
+
 def test_pld_leaves_room_for_the_errors_of_the_convolution(monkeypatch):
     asked = []
     get_epsilon = dp_accounting_pld.PLDAccountant.get_epsilon
