@@ -331,7 +331,8 @@ class EpsilonCurve:
         The distribution of dp-accounting is pessimistic (Doroshenko et al. 2022, "Connect the
         dots", arXiv 2207.04380). Where it cannot be computed soundly in reasonable time and
         memory (epsilon above 1000, more than 1e7 releases, a delta near the rounding errors of
-        the convolutions, a grid that dp-accounting refuses), or is not tighter, this is the value of RDP, also a valid bound.
+        the convolutions, a grid that dp-accounting refuses), or is not tighter, this is the value
+        of RDP, also a valid bound.
 
         Args:
           steps, epochs_begun: as for :meth:`epsilon`.

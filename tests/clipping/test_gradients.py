@@ -375,6 +375,23 @@ def test_repeated_ids_add_before_the_norm():
     np.testing.assert_allclose(clipped.sums[0][2], [0.9, 1.2], rtol=1e-6)
 
 
+def test_no_table_for_every_example():
+    """An embedding of 100,000 rows, 64 examples: nothing in the graph is larger than the table."""
+    model = keras.Sequential(
+        [keras.Input((8,), dtype="int32"), L.Embedding(100_000, 64), L.Flatten(), L.Dense(3)]
+    )
+    model.compile(_optimizer(), loss=CROSSENTROPY)
+
+    @tf.function(input_signature=[tf.TensorSpec([64, 8], tf.int32), tf.TensorSpec([64], tf.int32)])
+    def run(x, y):
+        return keras_dp.clipped_gradients(model, x, y, optimizer=model.optimizer).sums
+
+    graph = run.get_concrete_function().graph
+    shapes = [o.shape for op in graph.get_operations() for o in op.outputs]
+    sizes = [s.num_elements() for s in shapes if s.rank is not None and s.is_fully_defined()]
+    assert max(sizes) == 100_000 * 64
+
+
 def test_negative_ids_count_from_the_end():
     """As in Keras: the clipped sum goes to the row that was read."""
     model = keras.Sequential([keras.Input((2,), dtype="int32"), L.Embedding(5, 2)])

@@ -26,6 +26,19 @@ def test_auto(name):
         checks.check_loop(model, optimizer, x, y)
 
 
+@pytest.mark.parametrize("name", zoo.ONLY_XLA)
+def test_channels_first(name):
+    model = zoo.build(name)
+    x, y = zoo.batch(model)
+    norms, _ = checks.plain_loop(model, x, y, 1.0, jit_compile=True)
+    optimizer = keras_dp.DPSGD(
+        1.0, l2_norm_clip=float(np.median(norms)), noise_multiplier=0.0, batch_size=5
+    )
+    checks.check_loop(
+        model, optimizer, x, y, static_batch=True, jit_compile=True, oracle_jit_compile=True
+    )
+
+
 # (microbatch_size, static_batch, jit_compile): every value of each beside every other value
 # of the two others. Each model and backend gets two of the four.
 SETTINGS = [(None, False, False), (2, True, False), (2, False, True), (None, True, True)]
@@ -41,7 +54,7 @@ def _matrix():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, backend, microbatch_size, static_batch, jit_compile", _matrix())
+@pytest.mark.parametrize("name, backend, microbatch_size, static_batch, jit_compile", [*_matrix()])
 def test_matrix(name, backend, microbatch_size, static_batch, jit_compile):
     model = zoo.build(name)
     x, y = zoo.batch(model)
