@@ -49,7 +49,7 @@ test-lowest: $(LOWEST)/dev.installed
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(LOWEST_TESTS)
 
 test-slow: $(VENV)/dev.installed
-	$(VENV)/bin/python -m pytest -m slow
+	$(VENV)/bin/python -m pytest -m slow -n $(WORKERS)
 
 lint: $(VENV)/dev.installed
 	$(VENV)/bin/ruff check .

@@ -57,7 +57,6 @@ OPTIONAL = {
 DEVELOPMENT = [
     "build>=1.2,<2",
     "hypothesis>=6.100,<7",
-    "psutil>=5.9,<8",
     "pytest>=8,<10",
     "pytest-xdist>=3.5,<4",
     "ruff>=0.17,<0.18",

@@ -16,7 +16,8 @@ from keras_dp.accounting import (  # noqa: E402
     privacy_statement,
     steps_per_epoch,
 )
-from keras_dp.clipping.gradients import ClippedGradients, clipped_gradients  # noqa: E402
+from keras_dp.clipping.clipped import ClippedGradients  # noqa: E402
+from keras_dp.clipping.gradients import clipped_gradients  # noqa: E402
 from keras_dp.errors import (  # noqa: E402
     BudgetExceededError,
     IncompatibleModelError,

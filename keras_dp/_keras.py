@@ -24,18 +24,16 @@ from keras.src.random.seed_generator import global_seed_generator
 __all__ = ["TensorFlowTrainer"]
 
 
-def private_optimizer(model):
-    """The DP optimizer that ``model`` was compiled with, or None.
+def compiled_optimizer(model):
+    """The optimizer that ``model`` was compiled with, or None.
 
-    Looks through ``keras.optimizers.LossScaleOptimizer``, in which Keras wraps the
-    optimizer of a mixed_float16 model.
+    Keras wraps the optimizer of a mixed_float16 model in a ``LossScaleOptimizer``; this is
+    the one inside.
     """
-    from keras_dp.optimizers.base import DPOptimizer
-
     optimizer = getattr(model, "optimizer", None)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
-    return optimizer if isinstance(optimizer, DPOptimizer) else None
+        return optimizer.inner_optimizer
+    return optimizer
 
 
 def all_layers(model):

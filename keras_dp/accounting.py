@@ -182,7 +182,8 @@ def _guessed_sigma(curve, steps, epsilon):
     cost = -math.log(curve.delta)
     rho = (math.sqrt(cost + epsilon) - math.sqrt(cost)) ** 2
     q = curve.sampling_probability if curve.sampling == "poisson" else 1.0
-    return 1 / math.sqrt(math.log1p(2 * rho / (curve.releases(steps) * q**2)))
+    releases = min(curve.releases(steps), _MOST_RELEASES)
+    return 1 / math.sqrt(math.log1p(2 * rho / (releases * q**2)))
 
 
 def _bracket(excess, start):
@@ -342,14 +343,9 @@ class EpsilonCurve:
         """
         rdp_epsilon = self.epsilon(steps, epochs_begun)
         releases = self.releases(steps, epochs_begun)
-        fft_error = _FFT_ERROR_PER_RELEASE * releases
-        if (
-            not renyi.LEAST_EPSILON < rdp_epsilon < 1000
-            or releases > _PLD_MOST_RELEASES
-            or self.delta < 10 * fft_error
-            or self.delta < 1e-12  # dp-accounting truncates tails of about 1e-15
-        ):
+        if not self._pld_is_sound(releases, rdp_epsilon):
             return rdp_epsilon
+        fft_error = _FFT_ERROR_PER_RELEASE * releases
         spacing, _ = self._pld_grid(releases, rdp_epsilon)
         accountant = dp_accounting_pld.PLDAccountant(value_discretization_interval=spacing)
         try:
@@ -372,10 +368,20 @@ class EpsilonCurve:
           bool.
         """
         rdp_epsilon = self.epsilon(steps, epochs_begun)
-        if not 0 < rdp_epsilon < math.inf:
+        releases = self.releases(steps, epochs_begun)
+        if not self._pld_is_sound(releases, rdp_epsilon):
             return True
-        _, points = self._pld_grid(self.releases(steps, epochs_begun), rdp_epsilon)
+        _, points = self._pld_grid(releases, rdp_epsilon)
         return points <= _PLD_QUICK_POINTS
+
+    def _pld_is_sound(self, releases, rdp_epsilon):
+        """Whether rounding errors and truncated tails stay well below delta, and the grid fits."""
+        return (
+            renyi.LEAST_EPSILON < rdp_epsilon < 1000
+            and releases <= _PLD_MOST_RELEASES
+            and self.delta >= 10 * _FFT_ERROR_PER_RELEASE * releases
+            and self.delta >= 1e-12  # dp-accounting truncates tails of about 1e-15
+        )
 
     def _pld_grid(self, releases, rdp_epsilon):
         """The grid of privacy losses: its spacing, and a measure of the points to compute.

@@ -3,8 +3,8 @@
 import keras
 
 from keras_dp import accounting
-from keras_dp._keras import private_optimizer
 from keras_dp.errors import PrivacyError
+from keras_dp.optimizers.base import private_optimizer
 
 
 class EpsilonLogger(keras.callbacks.Callback):

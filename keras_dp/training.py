@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_dp import _keras, padding
 from keras_dp.clipping import gradients, rows
-from keras_dp.optimizers.base import require_one_replica
+from keras_dp.optimizers.base import private_optimizer, require_one_replica
 
 
 def private_train_step(model, optimizer, data):
@@ -87,7 +87,7 @@ def install():
 
     @functools.wraps(plain)
     def train_step(self, data):
-        optimizer = _keras.private_optimizer(self)
+        optimizer = private_optimizer(self)
         if optimizer is None:
             return plain(self, data)
         return private_train_step(self, optimizer, data)

@@ -1,6 +1,5 @@
 """Settings that every test shares."""
 
-import gc
 import os
 
 # oneDNN computes some float32 products with an error near 1e-4 on CPUs with AVX-512; tests
@@ -14,13 +13,9 @@ import pytest  # noqa: E402
 
 pytest.register_assert_rewrite("tests.fixtures.checks")
 
-# clear_session collects garbage after every test; what is imported by now is none.
-gc.collect()
-gc.freeze()
-
 
 @pytest.fixture(autouse=True)
 def _fresh_keras():
     keras.utils.set_random_seed(0)
     yield
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)

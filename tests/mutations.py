@@ -133,16 +133,15 @@ MUTATIONS = [
     Mutation(
         "accept plain gradients",
         "keras_dp/optimizers/base.py",
-        "        if not isinstance(grads, gradients.ClippedGradients) or"
-        " trainable_variables is not None:\n",
-        "        if not isinstance(grads, gradients.ClippedGradients):\n"
+        "        if not isinstance(grads, ClippedGradients) or trainable_variables is not None:\n",
+        "        if not isinstance(grads, ClippedGradients):\n"
         "            return super().apply(grads, trainable_variables)\n"
         "        if False:\n",
         "tests/test_training.py::test_plain_gradients_are_refused_every_time",
     ),
     Mutation(
         "apply the same clipped gradients twice",
-        "keras_dp/clipping/gradients.py",
+        "keras_dp/clipping/clipped.py",
         "        self._spent = True\n",
         "        self._spent = False\n",
         "tests/test_training.py::test_clipped_gradients_serve_once_and_their_own_optimizer",

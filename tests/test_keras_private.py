@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from keras_dp import _keras
+from keras_dp.optimizers.base import private_optimizer
 
 
 def _model():
@@ -112,7 +113,7 @@ def test_float16_models_get_a_wrapped_optimizer():
     finally:
         keras.config.set_dtype_policy("float32")
     assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-    assert _keras.private_optimizer(model) is optimizer
+    assert private_optimizer(model) is optimizer
 
 
 @pytest.mark.parametrize("optimizer", [None, "sgd"])
@@ -120,4 +121,4 @@ def test_plain_models_have_no_private_optimizer(optimizer):
     model = _model()
     if optimizer:
         model.compile(optimizer, "mse")
-    assert _keras.private_optimizer(model) is None
+    assert private_optimizer(model) is None

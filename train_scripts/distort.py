@@ -31,12 +31,12 @@ def enlarge(images, box=20, size=28):
 def distort(
     images,
     rng,
-    rotation=12,
+    rotation=18,
     scale=(0.9, 1.2),
-    aspect=0.2,
-    shear=0.4,
+    aspect=0.3,
+    shear=0.5,
     shift=2.5,
-    bend=1.3,
+    bend=1.8,
     threshold=(0.15, 0.5),
     contrast=(1.5, 4.0),
 ):

@@ -1,6 +1,5 @@
 """``clipped_gradients``: the clipped sum of a batch, in one pass or in microbatches."""
 
-import dataclasses
 import warnings
 import weakref
 
@@ -9,46 +8,13 @@ import tensorflow as tf
 
 from keras_dp import _keras, padding, validation
 from keras_dp.clipping import alignment, layerwise, passes, rows, vectorized
+from keras_dp.clipping.clipped import ClippedGradients
 from keras_dp.clipping.recording import NotLayerwise
-from keras_dp.errors import IncompatibleModelError, UnclippedGradientsError
+from keras_dp.clipping.settings import PrivacySettings
+from keras_dp.errors import IncompatibleModelError
 
 # Keeps small float16 gradients of a single example's loss from rounding to zero.
 _FLOAT16_LOSS_SCALE = 256.0
-
-
-@dataclasses.dataclass
-class ClippedGradients:
-    """Sums of per-example gradients, each clipped. Not private yet: the noise is missing.
-
-    Hand it to ``optimizer.apply_gradients``, once.
-
-    Attributes:
-      sums: for each variable, float32, the sum over the batch of the clipped gradients.
-      variables: the trainable variables of the model, in the order of ``sums``.
-      loss: float32 scalar, the mean loss of the examples. For logs; not private.
-      num_examples: int64 scalar, the examples counted. Not private under Poisson sampling.
-    """
-
-    sums: list
-    variables: list
-    loss: tf.Tensor
-    num_examples: tf.Tensor
-    _optimizer: object = dataclasses.field(repr=False)
-    _spent: bool = dataclasses.field(default=False, repr=False)
-
-    def spend(self, optimizer):
-        """Marks the gradients as used by ``optimizer``; they can be used once, by it alone."""
-        if optimizer is not self._optimizer:
-            raise UnclippedGradientsError(
-                f"{optimizer!r} received gradients that were clipped for {self._optimizer!r}. "
-                "Call keras_dp.clipped_gradients with the optimizer that applies them."
-            )
-        if self._spent:
-            raise UnclippedGradientsError(
-                "These clipped gradients were applied before. Every update needs gradients of "
-                "its own batch: call keras_dp.clipped_gradients again."
-            )
-        self._spent = True
 
 
 @tf.autograph.experimental.do_not_convert
@@ -77,9 +43,7 @@ def clipped_gradients(model, x, y=None, sample_weight=None, *, optimizer, loss=N
       IncompatibleModelError: when the model cannot be trained privately; names the layer.
       ValueError: when ``optimizer`` is no DP optimizer.
     """
-    from keras_dp.optimizers.base import DPOptimizer
-
-    if not isinstance(optimizer, DPOptimizer):
+    if not isinstance(getattr(optimizer, "privacy", None), PrivacySettings):
         raise ValueError(
             "optimizer must be a DP optimizer such as keras_dp.DPSGD. "
             f"Received: {type(optimizer).__name__}"

@@ -23,7 +23,7 @@ def clipped_sums(model, loss, variables, batch, privacy, loss_scale):
       loss: None or the loss function to use instead of the compiled one.
       variables: the trainable variables, in the order of the result.
       batch: ``(x, y, sample_weight, counted)``; ``counted`` is bool ``[batch]`` or None.
-      privacy: the optimizer's :class:`~keras_dp.optimizers.base.PrivacySettings`.
+      privacy: the optimizer's :class:`~keras_dp.clipping.settings.PrivacySettings`.
       loss_scale: factor by which gradients are scaled up during the backward pass.
 
     Returns:

@@ -1,58 +1,14 @@
 """What turns a Keras optimizer into a private one: clipped sums in, noise, update."""
 
 import dataclasses
-import math
 import numbers
 
 import tensorflow as tf
 
-from keras_dp import noise
-from keras_dp.clipping import clip, gradients
+from keras_dp import _keras, noise
+from keras_dp.clipping.clipped import ClippedGradients
+from keras_dp.clipping.settings import PrivacySettings, require
 from keras_dp.errors import PrivacyError, UnclippedGradientsError
-
-BACKENDS = ("auto", "layerwise", "vectorized", "loop")
-
-
-@dataclasses.dataclass(frozen=True)
-class PrivacySettings:
-    """The arguments of a DP optimizer that decide what is released. They never change."""
-
-    l2_norm_clip: float
-    noise_multiplier: float
-    batch_size: int
-    clipping: str = "flat"
-    microbatch_size: int | None = None
-    backend: str = "auto"
-
-    def __post_init__(self):
-        _require(
-            _is_number(self.l2_norm_clip) and 0 < self.l2_norm_clip < math.inf,
-            "l2_norm_clip",
-            self.l2_norm_clip,
-            "a finite number above 0, the bound on each example's gradient norm",
-        )
-        _require(
-            _is_number(self.noise_multiplier) and 0 <= self.noise_multiplier < math.inf,
-            "noise_multiplier",
-            self.noise_multiplier,
-            "a finite number of at least 0; keras_dp.compute_noise_multiplier finds it",
-        )
-        _require(
-            _is_count(self.batch_size),
-            "batch_size",
-            self.batch_size,
-            "a whole number of at least 1, the expected number of examples in one update",
-        )
-        _require(
-            self.microbatch_size is None or _is_count(self.microbatch_size),
-            "microbatch_size",
-            self.microbatch_size,
-            "None or a whole number of at least 1, the examples of one pass",
-        )
-        _require(
-            self.clipping in clip.CLIPPINGS, "clipping", self.clipping, _one_of(clip.CLIPPINGS)
-        )
-        _require(self.backend in BACKENDS, "backend", self.backend, _one_of(BACKENDS))
 
 
 class DPOptimizer:
@@ -65,7 +21,7 @@ class DPOptimizer:
     post-processing (Abadi et al. 2016, arXiv 1607.00133, Algorithm 1). Gradients of
     weight regularizers depend on no data and are added after the noise.
 
-    Only :class:`~keras_dp.clipping.gradients.ClippedGradients` are accepted; every other
+    Only :class:`~keras_dp.clipping.clipped.ClippedGradients` are accepted; every other
     call raises :class:`~keras_dp.errors.UnclippedGradientsError`, every time.
     """
 
@@ -84,7 +40,7 @@ class DPOptimizer:
         settings = PrivacySettings(
             l2_norm_clip, noise_multiplier, batch_size, clipping, microbatch_size, backend
         )
-        _require(
+        require(
             seed is None or (isinstance(seed, numbers.Integral) and not isinstance(seed, bool)),
             "seed",
             seed,
@@ -164,7 +120,7 @@ class DPOptimizer:
     @tf.autograph.experimental.do_not_convert
     def apply(self, grads, trainable_variables=None):
         """The same as :meth:`apply_gradients`; the variables are those of the gradients."""
-        if not isinstance(grads, gradients.ClippedGradients) or trainable_variables is not None:
+        if not isinstance(grads, ClippedGradients) or trainable_variables is not None:
             raise UnclippedGradientsError(
                 f"{type(self).__name__} received plain gradients ({type(grads).__name__}), which "
                 "nobody clipped per example: applying them would not be private. Train with "
@@ -237,21 +193,13 @@ _REFUSED = {
 }
 
 
-def _require(condition, name, received, allowed):
-    if not condition:
-        raise ValueError(f"{name} must be {allowed}. Received: {name}={received!r}")
+def private_optimizer(model):
+    """The DP optimizer that ``model`` was compiled with, or None.
 
-
-def _one_of(allowed):
-    return "one of " + ", ".join(repr(a) for a in allowed)
-
-
-def _is_number(value):
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _is_count(value):
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 1
+    Looks through the wrapper that Keras puts around the optimizer of a mixed_float16 model.
+    """
+    optimizer = _keras.compiled_optimizer(model)
+    return optimizer if isinstance(optimizer, DPOptimizer) else None
 
 
 def require_one_replica():

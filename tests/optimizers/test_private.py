@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dp
-from keras_dp.clipping.gradients import ClippedGradients
+from keras_dp.clipping.clipped import ClippedGradients
 from tests.fixtures import zoo
 
 PRIVATE = dict(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4)

@@ -1,0 +1,42 @@
+"""``ClippedGradients``: the only thing that a DP optimizer accepts."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from keras_dp.errors import UnclippedGradientsError
+
+
+@dataclasses.dataclass
+class ClippedGradients:
+    """Sums of per-example gradients, each clipped. Not private yet: the noise is missing.
+
+    Hand it to ``optimizer.apply_gradients``, once.
+
+    Attributes:
+      sums: for each variable, float32, the sum over the batch of the clipped gradients.
+      variables: the trainable variables of the model, in the order of ``sums``.
+      loss: float32 scalar, the mean loss of the examples. For logs; not private.
+      num_examples: int64 scalar, the examples counted. Not private under Poisson sampling.
+    """
+
+    sums: list
+    variables: list
+    loss: tf.Tensor
+    num_examples: tf.Tensor
+    _optimizer: object = dataclasses.field(repr=False)
+    _spent: bool = dataclasses.field(default=False, repr=False)
+
+    def spend(self, optimizer):
+        """Marks the gradients as used by ``optimizer``; they can be used once, by it alone."""
+        if optimizer is not self._optimizer:
+            raise UnclippedGradientsError(
+                f"{optimizer!r} received gradients that were clipped for {self._optimizer!r}. "
+                "Call keras_dp.clipped_gradients with the optimizer that applies them."
+            )
+        if self._spent:
+            raise UnclippedGradientsError(
+                "These clipped gradients were applied before. Every update needs gradients of "
+                "its own batch: call keras_dp.clipped_gradients again."
+            )
+        self._spent = True
