@@ -70,21 +70,13 @@ def drew_random_numbers(layer, scope):
 
 
 def state_variables(model):
-    """The variables that a forward pass may change, seeds and metrics apart."""
+    """The variables that a forward pass may change, random states apart."""
     known = {id(g.state) for g in seed_generators(model)}
-    known |= {id(v) for m in model.metrics for v in m.variables}
-    for layer in all_layers(model):
-        known |= {id(v) for m in layer.metrics for v in m.variables}
-    return [v for v in model.non_trainable_variables if id(v) not in known]
-
-
-def metric_variables(model):
-    """The variables of every metric that a layer of ``model`` updates in its call."""
-    found = {}
+    found = {id(v): v for v in model.non_trainable_variables}
     for layer in all_layers(model):
         if layer is not model:
             found |= {id(v): v for m in layer.metrics for v in m.variables}
-    return list(found.values())
+    return [v for v in found.values() if id(v) not in known]
 
 
 def get_mask(tensor):

@@ -30,21 +30,23 @@ _ROUNDING_FLOAT32 = 1e-5
 
 _REPETITIONS = 3
 
-# Kinds of float inputs, the likeliest first. A model that looks them up in a table wants
-# small non-negative numbers, some image layers want pixels.
-_KINDS = ("normal", "binary", "pixels")
+# Kinds of inputs, the likeliest first: floats, and the integers below a bound. A model that
+# looks floats up in a table wants small non-negative numbers, some image layers want pixels,
+# and a short table has room for 0 and 1 only.
+_KINDS = (("normal", 8), ("normal", 2), ("binary", 2), ("pixels", 2))
 
 
 def couples_examples(model, num_rows=4, *, input_spec=None, run=None):
     """Tells whether examples of one batch influence each other in training mode.
 
     Runs the model eagerly three times on ``num_rows`` random rows (inputs as
-    ``model.inputs`` declares them: floats are normal, integers and booleans 0 or 1,
-    open dimensions small), each time with the same weights, the same seeds and the
+    ``model.inputs`` declares them: floats are normal, integers below 8, open dimensions
+    small), each time with the same weights, the same seeds and the
     same non-trainable state. In the second and third run all rows but one in the
     middle are replaced. If the output of the kept row differs by more than rounding,
     and repetitions of the same runs do not differ likewise, the examples are coupled.
-    Where that does not answer, it starts over with floats of 0 and 1, and of 0 to 256.
+    Where that does not answer, it starts over with integers of 0 and 1, with floats of 0 and
+    1, and of 0 to 256.
 
     Nothing is written: weights, seed generators and other state of the model stay bit
     for bit what they were. Trainable weights that are constant or almost zero (a
@@ -105,8 +107,7 @@ def _ask(question, model, num_rows, input_spec, run=None):
         rows = fixed_sizes.pop() if fixed_sizes else num_rows
         if fixed_sizes or rows < 2:
             return None
-        has_floats = any(keras.backend.is_float_dtype(leaf.dtype) for leaf in leaves)
-        for kind in _KINDS if has_floats else _KINDS[:1]:
+        for kind in _KINDS:
             # A model may refuse random rows for any reason of its own. That says
             # nothing about its examples, and must not stop the training of a good one.
             try:
@@ -258,8 +259,12 @@ def _draw_leaf(leaf, index, rows, kind, replacement):
     open_size = _OPEN_SIZE if leaf.shape[1:].count(None) < 3 else _OPEN_SIZE_OF_VOLUMES
     shape = (rows, *(open_size if size is None else size for size in leaf.shape[1:]))
     rng = np.random.default_rng([index, replacement])
+    kind, bound = kind
     if not keras.backend.is_float_dtype(leaf.dtype):
         kind = "binary"
+        if bound > 2 and leaf.dtype != "bool":
+            values = rng.integers(0, bound // 2 if replacement else bound, size=shape)
+            return tf.cast(tf.constant(values), leaf.dtype)
     if kind == "normal":
         values = 1.0 + 3.0 * rng.normal(size=shape) if replacement else rng.normal(size=shape)
     elif kind == "pixels":

@@ -18,6 +18,8 @@ import warnings
 import numpy as np
 import tensorflow as tf
 
+from keras_dp.errors import PrivacyError
+
 _PHILOX = 1
 
 
@@ -46,6 +48,7 @@ class GaussianNoise:
                 np.frombuffer(secret, np.int64), trainable=False, name="noise"
             )
             self._drawn = tf.Variable(0, dtype=tf.int64, trainable=False, name="noise_drawn")
+        self._process = os.getpid()
 
     def draw(self, shapes):
         """One fresh standard normal float32 tensor per shape, all independent.
@@ -57,6 +60,11 @@ class GaussianNoise:
           list of float32 tensors. TensorFlow's Philox normals come from 23-bit uniforms
           by the Box-Muller transform, so their tails end near 5.7 standard deviations.
         """
+        if os.getpid() != self._process:
+            raise PrivacyError(
+                "A DP optimizer was made in one process and used in a fork of it, where it would "
+                "repeat the same noise. Make the optimizer in the process that trains."
+            )
         first = self._drawn.assign_add(len(shapes)) - len(shapes)
         key = tf.bitcast(self._secret[:1], tf.uint64)
         return [self._stream(key, first + k, shape) for k, shape in enumerate(shapes)]

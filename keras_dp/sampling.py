@@ -212,7 +212,8 @@ def _random_access(source, name):
             "any object with __len__ and a __getitem__ that takes an integer array, or "
             "dicts, lists and tuples of them. To train on a stream, give it to `fit` as shuffled "
             "batches of fixed size, and account for it with "
-            'keras_dp.callbacks.EpsilonLogger(sampling="shuffle"), which claims no amplification.'
+            'keras_dp.callbacks.EpsilonLogger(num_examples=..., sampling="shuffle", delta=...), '
+            "which claims no amplification."
         )
     return source
 

@@ -11,6 +11,33 @@ import abc
 
 import tensorflow as tf
 
+# Float32 products of Gram matrices are off by at most about 1e-6 of |a_s| |a_t| |g_s| |g_t|
+# (measured, with and without oneDNN and XLA, for vectors of up to 4,096 entries).
+GRAM_ROUNDING = 2e-6
+# What squares may lose where they fall below the smallest float32: 1e-38 for each entry.
+UNDERFLOW = 1e-30
+
+
+def gram_norms(gram_a, gram_g):
+    """An upper bound, tight to rounding, of |sum_t a_t g_t^T|^2 from two Gram matrices.
+
+    The sum of gram_a * gram_g is exact on paper, but where the positions cancel it is a small
+    difference of large numbers. Rounding must not make a large gradient look small: then it
+    would not be clipped. So what rounding can hide, GRAM_ROUNDING (sum_t |a_t| |g_t|)^2, is
+    added. That also keeps the terms of the clipped sum within what float32 can add up.
+
+    Args:
+      gram_a, gram_g: float32 ``[..., T, T]``.
+
+    Returns:
+      float32 ``[...]``.
+    """
+    squares_a, squares_g = tf.linalg.diag_part(gram_a), tf.linalg.diag_part(gram_g)
+    sizes = tf.reduce_sum(tf.sqrt(squares_a) * tf.sqrt(squares_g), -1)
+    lost = tf.reduce_sum(squares_a + squares_g, -1) * tf.cast(tf.shape(gram_a)[-1], tf.float32)
+    norms = tf.maximum(tf.reduce_sum(gram_a * gram_g, [-2, -1]), 0.0)
+    return norms + GRAM_ROUNDING * tf.square(sizes) + UNDERFLOW * lost
+
 
 class Form(abc.ABC):
     """Per-example gradients of one weight of shape ``shape``."""
@@ -85,14 +112,13 @@ class Product(Form):
     def squared_norms(self):
         """By the cheaper of the two ways, from the static shapes."""
         if self.a.shape[2] == 1:
-            over_a = tf.reduce_sum(tf.square(self.a), [2, 3])
-            over_g = tf.reduce_sum(tf.square(self.g), [2, 3])
+            over_a = tf.reduce_sum(tf.square(self.a), [2, 3]) + UNDERFLOW
+            over_g = tf.reduce_sum(tf.square(self.g), [2, 3]) + UNDERFLOW
             return tf.reduce_sum(over_a * over_g, 1)
         if self._ghost_is_cheaper():
             gram_a = tf.matmul(self.a, self.a, transpose_b=True)
             gram_g = tf.matmul(self.g, self.g, transpose_b=True)
-            # Rounding can take a tiny sum of signed products below zero.
-            return tf.maximum(tf.reduce_sum(gram_a * gram_g, [1, 2, 3]), 0.0)
+            return tf.reduce_sum(gram_norms(gram_a, gram_g), 1)
         self.gradient = tf.matmul(self.a, self.g, transpose_a=True)
         return tf.reduce_sum(tf.square(self.gradient), [1, 2, 3])
 
@@ -152,7 +178,9 @@ class Rows(Form):
             return tf.reduce_sum(tf.square(self.g), [1, 2])
         same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], tf.float32)
         gram = tf.matmul(self.g, self.g, transpose_b=True)
-        return tf.maximum(tf.reduce_sum(same * gram, [1, 2]), 0.0)
+        lengths = tf.sqrt(tf.linalg.diag_part(gram))
+        hidden = tf.reduce_sum(same * lengths[:, :, None] * lengths[:, None, :], [1, 2])
+        return tf.maximum(tf.reduce_sum(same * gram, [1, 2]), 0.0) + GRAM_ROUNDING * hidden
 
     def tensors(self):
         """The gradients of the rows read."""

@@ -16,6 +16,9 @@ from keras_dp.errors import IncompatibleModelError
 # Keeps small float16 gradients of a single example's loss from rounding to zero.
 _FLOAT16_LOSS_SCALE = 256.0
 
+# Operations that write a tf.Variable.
+_WRITES = ("Assign", "ResourceScatter", "ResourceStridedSliceAssign")
+
 
 @tf.autograph.experimental.do_not_convert
 def clipped_gradients(model, x, y=None, sample_weight=None, *, optimizer, loss=None):
@@ -62,7 +65,7 @@ def accumulate(model, x, y, sample_weight, *, optimizer, loss=None, observe=None
     """
     privacy = optimizer.privacy
     _keras.build(model, x, y, sample_weight)
-    aligned = _require_valid(model, x, privacy.backend)
+    aligned = _require_valid(model, loss, x, privacy.backend)
     variables = list(model.trainable_variables)
     scale = _loss_scale(model)
 
@@ -132,9 +135,11 @@ def _one_pass(model, loss, variables, batch, privacy, scale, aligned):
     """One pass by the backend that was asked for, or by the fastest that can."""
     if privacy.backend in ("auto", "layerwise"):
         try:
-            if not aligned:
+            if aligned is False:
                 raise NotLayerwise("a layer is called on rows that are not the examples, in order")
             result = layerwise.clipped_sums(model, loss, variables, batch, privacy, scale)
+            if aligned is None and privacy.backend == "auto":
+                raise NotLayerwise(_unknown(model))
         except NotLayerwise as reason:
             if privacy.backend == "layerwise":
                 raise IncompatibleModelError(
@@ -166,31 +171,65 @@ def _one_pass(model, loss, variables, batch, privacy, scale, aligned):
     return vectorized.clipped_sums(model, loss, variables, batch, privacy, scale, loop=loop)
 
 
-def _require_valid(model, x, backend):
-    """Validates the model once for each set of trainable layers.
+def _unknown(model):
+    """Why nothing shows that examples stay apart. Who names the backend vouches for it."""
+    own = _keras.overrides_compute_loss(model)
+    cause = "its compute_loss is its own" if own else "a trial run on random inputs failed"
+    return (
+        f"{cause}, so that nothing shows that its examples stay apart (if you know that they do, "
+        "backend='layerwise' is faster)"
+    )
+
+
+def _require_valid(model, loss, x, backend):
+    """Validates the model, whenever something that could change the answer is new.
 
     Returns:
-      Whether the rows that the layerwise backend would record are the examples, as far as a
-      trial run can tell. Batches of one, which the other backends use, need none.
+      True or False, whether the rows that the layerwise backend would record are the
+      examples as far as a trial run can tell; None when it cannot. Batches of one, which the
+      other backends use, need no trial.
     """
-    trial = backend in ("auto", "layerwise")
-    state = (trial, tuple(layer.trainable for layer in _keras.all_layers(model)))
-    if _validated.get(model, (None, None))[0] == state:
-        return _validated[model][1]
     specs = keras.tree.map_structure(
         lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype), x
     )
+    trial = backend in ("auto", "layerwise")
+    layers = tuple((id(layer), layer.trainable) for layer in _keras.all_layers(model))
+    state = (trial, layers, str(specs))
+    # A trace is rare and may follow any change; an eager step is neither.
+    if tf.executing_eagerly() and _validated.get(model, (None, None))[0] == state:
+        return _validated[model][1]
     aligned = True
     with tf.init_scope():
         validation.require_valid(model, probe=False)
+        _require_no_hidden_state(model, specs)
         if trial:
-            found = alignment.rows_are_examples(model, list(model.trainable_variables), specs)
-            if found is not True:
+            aligned = alignment.rows_are_examples(model, list(model.trainable_variables), specs)
+            if aligned is not True:
                 # Is it the model, or only the way in which it calls its layers?
                 validation.require_valid(model, probe=True, input_spec=specs)
-            aligned = found is not False
+    if aligned and loss is None and _keras.overrides_compute_loss(model):
+        aligned = None  # it may look at what the whole batch left in an attribute
     _validated[model] = (state, aligned)
     return aligned
+
+
+def _require_no_hidden_state(model, specs):
+    """Refuses a forward pass that writes TensorFlow variables which Keras does not know."""
+
+    @tf.function(autograph=False)
+    def forward(x):
+        with keras.StatelessScope():
+            return _keras.call_model(model, x)
+
+    graph = forward.get_concrete_function(specs).graph.as_graph_def()
+    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+    written = sorted({node.op for node in nodes if node.op.startswith(_WRITES)})
+    if written:
+        raise IncompatibleModelError(
+            f"The forward pass of model '{model.name}' writes a tf.Variable ({written}), which "
+            "could carry examples past the clip. Keep state in self.add_weight(trainable=False), "
+            "which private training leaves as it is, or take the assignment out of the call."
+        )
 
 
 def _counted_rows(sample_weight):

@@ -29,18 +29,15 @@ class Pass:
 
 
 def keep_state(model, scope):
-    """Writes back what a forward pass may change: random states, and metrics of layers.
+    """Writes back the random states, the one thing that a forward pass may change.
 
-    Any other state could carry an example's data out of the clip, so it stays as it was.
+    Any other state could carry an example's data past the clip, a metric that a layer keeps
+    and reads included, so it stays as it was.
     """
     for generator in _keras.seed_generators(model):
         value = scope.get_current_value(generator.state)
         if value is not None:
             generator.state.assign(value)
-    for variable in _keras.metric_variables(model):
-        value = scope.get_current_value(variable)
-        if value is not None:
-            variable.assign(value)
 
 
 def changed_state(model, scope):

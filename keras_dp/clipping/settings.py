@@ -22,10 +22,10 @@ class PrivacySettings:
 
     def __post_init__(self):
         require(
-            _is_number(self.l2_norm_clip) and 0 < self.l2_norm_clip < math.inf,
+            _is_number(self.l2_norm_clip) and 1e-10 <= self.l2_norm_clip < math.inf,
             "l2_norm_clip",
             self.l2_norm_clip,
-            "a finite number above 0, the bound on each example's gradient norm",
+            "a finite number of at least 1e-10, the bound on each example's gradient norm",
         )
         require(
             _is_number(self.noise_multiplier) and 0 <= self.noise_multiplier < math.inf,

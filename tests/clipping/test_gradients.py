@@ -61,7 +61,8 @@ class IgnoresWeights(keras.Model):
         return super().compute_loss(x, y, y_pred)
 
 
-@pytest.mark.parametrize("backend", ["layerwise", "vectorized", "loop"])
+@pytest.mark.filterwarnings("ignore:keras_dp. model .* trains with backend")
+@pytest.mark.parametrize("backend", ["auto", "layerwise", "vectorized", "loop"])
 def test_padding_counts_nowhere_even_if_the_loss_ignores_weights(backend):
     inputs = keras.Input((4,))
     model = IgnoresWeights(inputs, L.Dense(3)(inputs))
@@ -146,8 +147,10 @@ def test_strings_and_integers_pass_through():
     model = keras.Model([text, number], L.Dense(3)(L.Concatenate()([embedded, row])))
     x = [tf.constant([["a", "b", "z"], ["c", "c", "a"]]), tf.constant([3, 6])]
     y = np.int32([0, 2])
+    # No trial run can make up strings, so the layerwise backend has to be asked for.
     checks.assert_sums_close(
-        _sums(model, x, y, l2_norm_clip=0.05), checks.plain_loop(model, x, y, 0.05)[1]
+        _sums(model, x, y, l2_norm_clip=0.05, backend="layerwise"),
+        checks.plain_loop(model, x, y, 0.05)[1],
     )
 
 
@@ -372,7 +375,7 @@ def test_repeated_ids_add_before_the_norm():
         optimizer=_optimizer(l2_norm_clip=1.5),
         loss=loss,
     )
-    np.testing.assert_allclose(clipped.sums[0][2], [0.9, 1.2], rtol=1e-6)
+    np.testing.assert_allclose(clipped.sums[0][2], [0.9, 1.2], rtol=1e-5)
 
 
 def test_no_table_for_every_example():

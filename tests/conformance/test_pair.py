@@ -1,7 +1,10 @@
 """PAIR: one example moves the private gradient by C / batch_size, whatever it holds."""
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from keras import layers as L
 
 import keras_dp
 from tests.fixtures import checks, zoo
@@ -60,8 +63,6 @@ def test_zoo(name):
 
 def test_a_coupled_model_is_refused():
     """Mean over the batch in a Lambda: PAIR would fail, so training must not start."""
-    import keras
-
     model = keras.Sequential(
         [
             keras.Input((4,)),
@@ -75,3 +76,170 @@ def test_a_coupled_model_is_refused():
     )
     with pytest.raises(keras_dp.IncompatibleModelError, match="influence each other"):
         model.fit(*zoo.batch(zoo.build("dense")), verbose=0)
+
+
+# Norms that rounding could make vanish -----------------------------------------------------
+
+
+def _siamese_difference():
+    one, two = keras.Input((64,)), keras.Input((64,))
+    dense = L.Dense(64, use_bias=False)
+    return keras.Model([one, two], L.Subtract()([dense(one), dense(two)]))
+
+
+def _position_difference():
+    inputs = keras.Input((2, 64))
+    z = L.Dense(64, use_bias=False)(inputs)
+    return keras.Model(inputs, z[:, 0] - z[:, 1])
+
+
+def _convolution_difference():
+    inputs = keras.Input((1, 8, 64))
+    z = L.Conv2D(64, (1, 2), use_bias=False)(inputs)
+    return keras.Model(inputs, z[:, 0, 0] - z[:, 0, 1])
+
+
+@pytest.mark.parametrize("scale", [1e3, 1e5, 1e7, 1e14])
+@pytest.mark.parametrize(
+    "make", [_siamese_difference, _position_difference, _convolution_difference]
+)
+def test_gradients_that_cancel(make, scale):
+    """Two huge, almost equal inputs: their terms cancel, and what is left is still clipped."""
+    model = make()
+    rng = np.random.default_rng(0)
+    shapes = [(8, *i.shape[1:]) for i in model.inputs]
+    x = [rng.normal(size=s).astype("float32") for s in shapes]
+    base = rng.normal(size=64)
+    other = [a.copy() for a in x]
+    for k, a in enumerate(other):
+        a[-1] = scale * base + 1.5 * k * rng.normal(size=64)
+    if len(x) == 1:
+        other[0][-1] += 1.5 * rng.normal(size=other[0][-1].shape)
+    y = np.ones((8, 64), "float32")
+
+    def loss(y, p):
+        return keras.ops.sum(y * p, -1)
+
+    sums = []
+    for data in (x, other):
+        optimizer = keras_dp.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=0.0, batch_size=1)
+        model.compile(optimizer, loss=loss)
+        data = data if len(data) > 1 else data[0]
+        clipped = keras_dp.clipped_gradients(model, data, y, optimizer=optimizer)
+        sums.append(np.concatenate([np.ravel(s) for s in clipped.sums]))
+    assert np.linalg.norm(sums[0] - sums[1]) <= 2.001
+
+
+def test_squares_that_underflow():
+    """|a|^2 is zero in float32, |g| is huge: the product is 90, and is clipped to 1."""
+    model = keras.Sequential([keras.Input((10000,)), L.Dense(1, use_bias=False)])
+    optimizer = keras_dp.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=0.0, batch_size=1)
+    model.compile(optimizer, loss=lambda y, p: y * p)
+    x, y = np.full((1, 10000), 9e-20, "float32"), np.full((1, 1), 1e19, "float32")
+    clipped = keras_dp.clipped_gradients(model, x, y, optimizer=optimizer)
+    assert np.linalg.norm(clipped.sums[0]) <= 1.001
+
+
+# Examples that influence each other --------------------------------------------------------
+
+
+def _train(*layers, shape=(4,), size=4, **kwargs):
+    model = keras.Sequential([keras.Input(shape), *layers, L.Flatten(), L.Dense(3)])
+    model.compile(
+        keras_dp.DPSGD(1.0, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=3, **kwargs),
+        loss="sparse_categorical_crossentropy",
+    )
+    x = np.random.default_rng(0).normal(size=(size, *shape)).astype("float32")
+    model.train_on_batch(x, np.zeros(size, "int32"))
+    return model
+
+
+def test_a_model_that_the_trial_run_cannot_judge():
+    """Batch norm over groups of four rows fails on other numbers of rows: never layerwise."""
+
+    def ghost_norm(x):
+        groups = keras.ops.reshape(x, (-1, 8, 4))
+        return keras.ops.reshape(groups - keras.ops.mean(groups, 1, keepdims=True), (-1, 4))
+
+    with pytest.warns(UserWarning, match="trial run"), pytest.raises(tf.errors.OpError):
+        _train(L.Lambda(ghost_norm), size=8)
+
+
+def test_random_numbers_outside_keras():
+    """tf.random hides the coupling from the trial run, so the examples are trained one by one."""
+    layer = L.Lambda(lambda x: tf.nn.dropout(x, 0.5) - tf.reduce_mean(x, 0, keepdims=True))
+    with pytest.warns(UserWarning, match="vectorized.*trial run"):
+        _train(layer)
+
+
+class Positions(L.Layer):
+    """Adds a learned vector that is looked up by position: its rows belong to no example."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = L.Embedding(4, 6)
+
+    def call(self, x):
+        return x + self.table(keras.ops.arange(4))
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_rows_that_belong_to_no_example(size):
+    with pytest.warns(UserWarning, match="vectorized.*not the examples"):
+        _train(Positions(), shape=(4, 6), size=size)
+
+
+def test_the_model_is_looked_at_again_after_a_change():
+    model = keras.Sequential([keras.Input((4,)), L.Dense(5), L.Dense(3)])
+    x, y = zoo.batch(zoo.build("dense"))
+
+    def train():
+        model.compile(
+            keras_dp.DPSGD(1.0, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=3),
+            loss="sparse_categorical_crossentropy",
+        )
+        model.fit(x, y, verbose=0)
+
+    train()
+    model.pop()
+    model.add(L.BatchNormalization())
+    with pytest.raises(keras_dp.IncompatibleModelError, match="BatchNormalization"):
+        train()
+
+
+class RawState(L.Layer):
+    """Keeps a mean of the data in a variable that Keras does not know."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = [tf.Variable(tf.zeros(4), trainable=False)]
+
+    def call(self, x):
+        out = x - self.mean[0]
+        self.mean[0].assign(0.9 * self.mean[0] + 0.1 * keras.ops.mean(x, 0))
+        return out
+
+
+def test_state_behind_kerass_back_is_refused():
+    for backend in ("auto", "vectorized", "loop"):
+        with pytest.raises(keras_dp.IncompatibleModelError, match="writes a tf.Variable"):
+            _train(RawState(), backend=backend)
+
+
+class MetricState(L.Layer):
+    """Keeps a mean of the data in a metric, and reads it."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = keras.metrics.Mean(name="seen")
+
+    def call(self, x):
+        out = x - self.seen.result()
+        self.seen.update_state(x)
+        return out
+
+
+def test_a_metric_that_a_layer_reads_stays_as_it_was():
+    with pytest.warns(UserWarning, match="stay as they are"):
+        model = _train(MetricState())
+    assert float(model.layers[0].seen.result()) == 0

@@ -9,7 +9,7 @@ import math
 
 import tensorflow as tf
 
-from keras_dp.clipping.forms import Form, PerExample, Product
+from keras_dp.clipping.forms import Form, PerExample, Product, gram_norms
 from keras_dp.clipping.rules.axes import sum_to
 
 
@@ -69,8 +69,7 @@ class Convolution(Form):
         if positions and positions <= 100 and 2 * positions**2 < 0.35 * depth * filters:
             p = self.patches()
             g = tf.reshape(self.g, [-1, positions, filters])
-            gram = tf.matmul(p, p, transpose_b=True) * tf.matmul(g, g, transpose_b=True)
-            return tf.maximum(tf.reduce_sum(gram, [1, 2]), 0.0)
+            return gram_norms(tf.matmul(p, p, transpose_b=True), tf.matmul(g, g, transpose_b=True))
         self.gradient = self.per_example()
         return tf.reduce_sum(tf.square(self.gradient), range(1, self.gradient.shape.rank))
 
