@@ -246,7 +246,7 @@ def test_ci_runs_make_test_without_input():
     assert os.access(script, os.X_OK)
     text = script.read_text()
     assert "set -euo pipefail" in text and "make test" in text
-    dry = run("make", "--dry-run", "test", cwd=REPOSITORY)
+    dry = run("make", "--no-print-directory", "--dry-run", "test", cwd=REPOSITORY)
     for command in ("ruff check .", "ruff format --check .", "pytest -n", "pytest -m slow"):
         assert command in dry
     # The runs of pytest come last, so that its summary closes the output.
