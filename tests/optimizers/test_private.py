@@ -11,7 +11,8 @@ import tensorflow as tf
 
 import keras_dp
 from keras_dp.clipping.clipped import ClippedGradients
-from tests.fixtures import zoo
+from keras_dp.noise import GaussianNoise
+from tests.fixtures import checks, zoo
 
 PRIVATE = dict(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4)
 CLASSES = [
@@ -181,6 +182,27 @@ def test_state_set_back_does_not_repeat_noise():
         model.train_on_batch(x, y)
         steps.append(model.get_weights()[0] - weights[0])
     assert np.all(steps[0] != steps[1])
+
+
+@pytest.mark.filterwarnings("ignore:keras_dp. seed=1 fixes the noise")
+@pytest.mark.parametrize("cls", [*CLASSES, keras_dp.make_private(keras.optimizers.Nadam)])
+def test_every_class_gets_the_same_private_gradient(cls):
+    """LIN's clipped mean, and with noise the same noise: what differs is post-processing."""
+    gradients = []
+    for noise_multiplier in (0.0, 1.0):
+        optimizer = cls(
+            learning_rate=0.1,
+            l2_norm_clip=1.0,
+            noise_multiplier=noise_multiplier,
+            batch_size=2,
+            seed=1,
+        )
+        model = checks.linear_model(optimizer)
+        gradients.append(checks.private_gradient(model, checks.LIN_X, checks.LIN_Y))
+    np.testing.assert_allclose(gradients[0], checks.LIN_STEP, atol=2e-6)
+    with pytest.warns(UserWarning, match="NOT private"):
+        normals = np.ravel(GaussianNoise(seed=1).draw([(2, 1)])[0])
+    np.testing.assert_allclose(gradients[1], checks.LIN_STEP + normals / 2, atol=2e-6)
 
 
 # make_private ------------------------------------------------------------------------------
