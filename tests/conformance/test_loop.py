@@ -54,7 +54,10 @@ def _matrix():
             refused = zoo.NOT_LAYERWISE if backend == "layerwise" else zoo.NOT_VECTORIZED
             if backend == "loop" or name not in refused:
                 for step in (0, 2):
-                    yield name, backend, *SETTINGS[(k + j + step) % 4]
+                    microbatch_size, static, jit = SETTINGS[(k + j + step) % 4]
+                    if backend == "vectorized" and name in zoo.VECTORIZED_WITHOUT_XLA:
+                        jit = False
+                    yield name, backend, microbatch_size, static, jit
 
 
 @pytest.mark.slow
