@@ -1,12 +1,14 @@
 """The noise source: fresh, independent, never the same twice, never written down."""
 
 import copy
+import os
 import pickle
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_dp.errors import PrivacyError
 from keras_dp.noise import GaussianNoise
 
 
@@ -68,3 +70,12 @@ def test_the_secret_is_not_written_down():
     assert secret not in pickle.dumps(noise)
     assert secret.hex() not in repr(noise)
     assert str(noise._secret.numpy()[0]) not in repr(noise)
+
+
+def test_a_forked_process_is_refused(monkeypatch):
+    """A fork has the same secret and counter: it would repeat the noise of its parent."""
+    noise = GaussianNoise()
+    process = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: process + 1)
+    with pytest.raises(PrivacyError, match="fork"):
+        noise.draw([(3,)])

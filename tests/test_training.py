@@ -279,6 +279,22 @@ def test_clipped_gradients_serve_once_and_their_own_optimizer():
         optimizer.apply_gradients(clipped)
 
 
+def test_clipped_gradients_of_one_batch_cannot_be_applied_in_a_loop():
+    """Marking them as used happens in Python, which a tf.function runs only once."""
+    model = _dense()
+    optimizer = _optimizer()
+    model.compile(optimizer, loss=CROSSENTROPY)
+    clipped = keras_dp.clipped_gradients(model, *zoo.batch(model), optimizer=optimizer)
+
+    @tf.function
+    def apply():
+        optimizer.apply_gradients(clipped)
+
+    with pytest.raises(keras_dp.UnclippedGradientsError, match="made outside the tf.function"):
+        apply()
+    assert int(optimizer.iterations) == 0
+
+
 class OwnStep(keras.Model):
     """A train step that never calls super."""
 

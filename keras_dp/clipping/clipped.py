@@ -27,6 +27,9 @@ class ClippedGradients:
     _optimizer: object = dataclasses.field(repr=False)
     _spent: bool = dataclasses.field(default=False, repr=False)
 
+    def __post_init__(self):
+        self._made_in = _current_graph()
+
     def spend(self, optimizer):
         """Marks the gradients as used by ``optimizer``; they can be used once, by it alone."""
         if optimizer is not self._optimizer:
@@ -39,4 +42,14 @@ class ClippedGradients:
                 "These clipped gradients were applied before. Every update needs gradients of "
                 "its own batch: call keras_dp.clipped_gradients again."
             )
+        if _current_graph() is not self._made_in:
+            raise UnclippedGradientsError(
+                "These clipped gradients were made outside the tf.function, loop or branch that "
+                "applies them, which could run several times on the same batch. Call "
+                "keras_dp.clipped_gradients and optimizer.apply_gradients in the same one."
+            )
         self._spent = True
+
+
+def _current_graph():
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

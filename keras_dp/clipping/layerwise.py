@@ -45,8 +45,8 @@ def clipped_sums(model, loss, variables, batch, privacy, loss_scale):
     recorder.check_rows(losses.shape[0])
     _refuse_written_weights(variables, scope)
     found = _weight_forms(recorder.uses, tape, total, loss_scale, scope)
-    sums, norms = _clip_and_sum(found, variables, counted, privacy, tf.shape(losses)[0])
-    return Pass(sums, norms, losses, activity, y_pred, scope)
+    sums = _clip_and_sum(found, variables, counted, privacy, tf.shape(losses)[0])
+    return Pass(sums, losses, activity, y_pred, scope)
 
 
 def _weight_forms(uses, tape, total, loss_scale, scope):
@@ -86,9 +86,7 @@ def _clip_and_sum(found, variables, counted, privacy, batch):
             id(v): form.weighted_sum(factors, tensors)
             for v, form, tensors in zip(used, by_weight, cleaned)
         }
-    zero = [sums.get(id(v)) for v in variables]
-    sums = [tf.zeros(v.shape) if s is None else s for v, s in zip(variables, zero)]
-    return sums, tf.sqrt(squared)
+    return [sums[id(v)] if id(v) in sums else tf.zeros(v.shape) for v in variables]
 
 
 def _refuse_written_weights(variables, scope):

@@ -13,7 +13,6 @@ class Pass:
 
     Attributes:
       sums: the clipped sum of each variable, float32.
-      norms: float32 ``[batch]``, gradient norms before clipping. Not private.
       losses: float32 ``[batch]``, the loss of each example. Not private.
       activity: float32 ``[batch]`` or None, each example's activity regularizers.
       y_pred: the model's outputs.
@@ -21,7 +20,6 @@ class Pass:
     """
 
     sums: list
-    norms: tf.Tensor
     losses: tf.Tensor
     activity: tf.Tensor | None
     y_pred: object

@@ -52,7 +52,7 @@ def clipped_sums(model, loss, variables, batch, privacy, loss_scale, *, loop):
         flat = tf.reshape(g, [size, -1])
         flat = tf.where(finite[:, None], flat, 0.0)
         sums.append(tf.reshape(tf.linalg.matvec(flat, factors, transpose_a=True), g.shape[1:]))
-    return Pass(sums, tf.sqrt(squared), losses - added, added, y_pred, None)
+    return Pass(sums, losses - added, added, y_pred, None)
 
 
 def unsupported_layer(model):

@@ -28,6 +28,15 @@ def _sums(model, x, y, weight=None, loss=CROSSENTROPY, **kwargs):
     return [s.numpy() for s in run(x, y, weight)]
 
 
+def _oracle_with_added_losses(model, x, y):
+    """The clipped sums of a loop over examples, whatever the model adds to the loss included."""
+
+    def loss(y, p, sample_weight=None):
+        return CROSSENTROPY(y, p) + sum(model.losses)
+
+    return checks.plain_loop(model, x, y, 0.5, loss=loss)[1]
+
+
 def _dense_model(**kwargs):
     return keras.Sequential(
         [keras.Input((4,)), L.Dense(5, activation="tanh", **kwargs), L.Dense(3)]
@@ -180,10 +189,7 @@ def test_activity_regularizers_go_through_the_clip():
     model = _dense_model(activity_regularizer=keras.regularizers.L2(0.7))
     x, y = zoo.batch(model)
 
-    def loss(y, p, sample_weight=None):
-        return CROSSENTROPY(y, p) + sum(model.losses)
-
-    want = checks.plain_loop(model, x, y, 0.5, loss=loss)[1]
+    want = _oracle_with_added_losses(model, x, y)
     for backend in ("layerwise", "vectorized", "loop"):
         checks.assert_sums_close(_sums(model, x, y, backend=backend), want)
 
@@ -199,10 +205,7 @@ def test_added_losses_go_through_the_clip():
     model = keras.Sequential([keras.Input((4,)), L.Dense(5), AddsLoss(), L.Dense(3)])
     x, y = zoo.batch(model)
 
-    def loss(y, p, sample_weight=None):
-        return CROSSENTROPY(y, p) + sum(model.losses)
-
-    want = checks.plain_loop(model, x, y, 0.5, loss=loss)[1]
+    want = _oracle_with_added_losses(model, x, y)
     with pytest.warns(UserWarning, match="add_loss"):
         checks.assert_sums_close(_sums(model, x, y), want)
     checks.assert_sums_close(_sums(model, x, y, backend="loop"), want)
@@ -486,9 +489,6 @@ def test_an_activity_regularizer_inside_a_layer_without_a_rule():
     model = keras.Sequential([keras.Input((4,)), layer, L.Dense(3)])
     x, y = zoo.batch(model)
 
-    def loss(y, p, sample_weight=None):
-        return CROSSENTROPY(y, p) + sum(model.losses)
-
-    want = checks.plain_loop(model, x, y, 0.5, loss=loss)[1]
+    want = _oracle_with_added_losses(model, x, y)
     with pytest.warns(UserWarning, match="activity regularizer inside"):
         checks.assert_sums_close(_sums(model, x, y), want)
