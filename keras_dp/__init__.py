@@ -9,7 +9,7 @@ from keras_dp import _requirements
 
 _requirements.check()
 
-from keras_dp import callbacks, training  # noqa: E402
+from keras_dp import callbacks, rules, training  # noqa: E402
 from keras_dp.accounting import (  # noqa: E402
     compute_epsilon,
     compute_noise_multiplier,
@@ -18,6 +18,7 @@ from keras_dp.accounting import (  # noqa: E402
 )
 from keras_dp.clipping.clipped import ClippedGradients  # noqa: E402
 from keras_dp.clipping.gradients import clipped_gradients  # noqa: E402
+from keras_dp.clipping.rules import register_rule  # noqa: E402
 from keras_dp.errors import (  # noqa: E402
     BudgetExceededError,
     IncompatibleModelError,
@@ -60,6 +61,8 @@ __all__ = [
     "fix",
     "make_private",
     "privacy_statement",
+    "register_rule",
+    "rules",
     "steps_per_epoch",
     "validate",
 ]

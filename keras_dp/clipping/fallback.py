@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_dp import _keras
 from keras_dp.clipping.forms import PerExample
-from keras_dp.clipping.recording import NotLayerwise
+from keras_dp.clipping.rules.rule import NotLayerwise
 
 
 def per_example_gradients(use, gradients, scope):
@@ -24,7 +24,7 @@ def per_example_gradients(use, gradients, scope):
     Raises:
       NotLayerwise: when the layer draws random numbers, which a second run would draw anew.
     """
-    layer, variables = use.unit.layer, use.unit.variables
+    layer, variables = use.layer, use.variables
     if _keras.drew_random_numbers(layer, scope):
         raise NotLayerwise(
             f"layer '{layer.path}' has no rule and draws random numbers, "

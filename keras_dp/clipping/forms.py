@@ -63,6 +63,15 @@ class Form(abc.ABC):
     def per_example(self):
         """The gradients themselves, float32 ``[batch, *shape]``."""
 
+    def grouped(self, count):
+        """The form with ``count`` consecutive rows joined into one example.
+
+        Args:
+          count: int or scalar tensor.
+        """
+        values = tf.reshape(self.per_example(), tf.stack([-1, count, *self.shape]))
+        return PerExample(tf.reduce_sum(values, 1), self.shape)
+
 
 class PerExample(Form):
     """The gradient of every example, ``[batch, *shape]``: for small weights."""
@@ -149,6 +158,10 @@ class Product(Form):
             total = tf.einsum("bstd,bstp->sdp", a, g)
         return self.to_weight(total)
 
+    def grouped(self, count):
+        """The rows' positions one after another."""
+        return Product(_joined(self.a, count), _joined(self.g, count), self.to_weight, self.shape)
+
     def per_example(self):
         """The matrix product of each example."""
         if self.gradient is None:
@@ -192,6 +205,11 @@ class Rows(Form):
         return tf.math.unsorted_segment_sum(
             tf.reshape(g, [-1, self.shape[1]]), tf.reshape(self.ids, [-1]), self.shape[0]
         )
+
+    def grouped(self, count):
+        """The rows' positions one after another."""
+        ids, g = self.ids[:, None, :, None], self.g[:, None]
+        return Rows(_joined(ids, count)[:, 0, :, 0], _joined(g, count)[:, 0], self.shape)
 
     def per_example(self):
         """The whole table for every example: only for a table that is also used otherwise."""
@@ -239,6 +257,21 @@ def zero_rows(forms, finite):
 
     cleaned = tf.cond(tf.reduce_all(finite), lambda: [tf.identity(t) for t in flat], zeroed)
     return tf.nest.pack_sequence_as(tensors, tf.nest.flatten(cleaned))
+
+
+def _joined(tensor, count):
+    """``[batch * count, S, T, D]`` -> ``[batch, S, count * T, D]``."""
+    blocks, positions, depth = tensor.shape[1:]
+    if positions is None:
+        positions = tf.shape(tensor)[2]
+    batch = tensor.shape[0]
+    known = isinstance(count, int) and isinstance(positions, int)
+    tensor = tf.reshape(tensor, tf.stack([-1, count, blocks, positions, depth]))
+    tensor = tf.transpose(tensor, [0, 2, 1, 3, 4])
+    tensor = tf.reshape(tensor, tf.stack([-1, blocks, count * positions, depth]))
+    rows = batch // count if isinstance(batch, int) and isinstance(count, int) else None
+    tensor.set_shape([rows, blocks, count * positions if known else None, depth])
+    return tensor
 
 
 def _flat(values):

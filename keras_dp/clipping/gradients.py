@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_dp import _keras, padding, validation
 from keras_dp.clipping import alignment, layerwise, passes, rows, vectorized
 from keras_dp.clipping.clipped import ClippedGradients
-from keras_dp.clipping.recording import NotLayerwise
+from keras_dp.clipping.rules.rule import NotLayerwise
 from keras_dp.clipping.settings import PrivacySettings
 from keras_dp.errors import IncompatibleModelError
 

@@ -11,7 +11,8 @@ import tensorflow as tf
 from keras_dp import _keras
 from keras_dp.clipping import clip, example_loss, fallback, forms
 from keras_dp.clipping.passes import Pass
-from keras_dp.clipping.recording import NotLayerwise, Recorder
+from keras_dp.clipping.recording import Recorder
+from keras_dp.clipping.rules.rule import NotLayerwise
 from keras_dp.errors import IncompatibleModelError
 
 
@@ -64,9 +65,11 @@ def _weight_forms(uses, tape, total, loss_scale, scope):
         ]
         if loss_scale != 1:
             own = [tf.cast(g, tf.float32) / loss_scale for g in own]
-        rule = use.unit.rule
-        pairs = rule(use, own[0]) if rule else fallback.per_example_gradients(use, own, scope)
+        rule = use.rule
+        pairs = rule.forms(use, *own) if rule else fallback.per_example_gradients(use, own, scope)
         for variable, form in pairs:
+            if not isinstance(use.rows_per_example, int) or use.rows_per_example > 1:
+                form = form.grouped(use.rows_per_example)
             found.setdefault(id(variable), (variable, []))[1].append(form)
     return {key: forms.merge(uses_of) for key, (_, uses_of) in found.items()}
 

@@ -12,39 +12,12 @@ by a second tape that sleeps during recorded calls.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
 
 import tensorflow as tf
 
 from keras_dp import _keras
 from keras_dp.clipping import rules
-
-
-class NotLayerwise(Exception):
-    """The layerwise engine cannot see the gradient of this model; says why."""
-
-
-@dataclasses.dataclass
-class Use:
-    """One call of one recorded layer.
-
-    Attributes:
-      unit: the recorded layer and how its gradients are found.
-      args: positional arguments of the call.
-      kwargs: keyword arguments of the call.
-      outputs: what the tape watches: the output before the activation for a layer with
-        a rule, every floating-point output for the others.
-    """
-
-    unit: "Unit"
-    args: tuple
-    kwargs: dict
-    outputs: list
-
-    @property
-    def input(self):
-        """The layer's first input."""
-        return self.args[0] if self.args else next(iter(self.kwargs.values()))
+from keras_dp.clipping.rules.rule import NotLayerwise, Rule, Use, every_output, replaced
 
 
 @dataclasses.dataclass
@@ -53,7 +26,7 @@ class Unit:
 
     layer: object
     variables: list
-    rule: Callable | None
+    rule: Rule | None
 
 
 class Recorder:
@@ -75,32 +48,32 @@ class Recorder:
         if missing:
             raise NotLayerwise(f"no layer owns the trainable weights {missing}")
         self._active = None
+        self._fold = 1
         self._graph = _current_graph()
 
     @contextlib.contextmanager
     def recording(self, tape):
         """Patches the layers for as long as it is open; restores them whatever happens."""
-        layers = _keras.all_layers(self.model)
         units = {id(u.layer): u for u in self.units}
-        patched = []
         self._strays = tf.GradientTape()
+        with contextlib.ExitStack() as patches, self._strays:
+            for layer in _keras.all_layers(self.model):
+                regularizer = layer.activity_regularizer
+                unit = units.get(id(layer))
+                if unit is None and regularizer is None:
+                    continue
+                call = self._recorded(layer, unit, regularizer, tape)
+                patches.enter_context(replaced(layer, call=call, activity_regularizer=None))
+            yield self
+
+    @contextlib.contextmanager
+    def folded(self, count):
+        """While open, layers are called on ``count`` consecutive rows for each example."""
+        outer, self._fold = self._fold, self._fold * count
         try:
-            with self._strays:
-                for layer in layers:
-                    regularizer = layer.activity_regularizer
-                    unit = units.get(id(layer))
-                    if unit is None and regularizer is None:
-                        continue
-                    patched.append((layer, layer.__dict__.get("call"), regularizer))
-                    _set(layer, "activity_regularizer", None)
-                    _set(layer, "call", self._recorded(layer, unit, regularizer, tape))
-                yield self
+            yield
         finally:
-            for layer, call, regularizer in patched:
-                layer.__dict__.pop("call")
-                if call is not None:
-                    _set(layer, "call", call)
-                _set(layer, "activity_regularizer", regularizer)
+            self._fold = outer
 
     def _recorded(self, layer, unit, regularizer, tape):
         plain = layer.call
@@ -127,7 +100,7 @@ class Recorder:
         return call
 
     def _record(self, unit, plain, args, kwargs, tape):
-        seen = []
+        use = Use(unit.layer, unit.variables, unit.rule, args, kwargs, rows_per_example=self._fold)
 
         def watch(tensor):
             if _current_graph() is not self._graph or _in_vectorized_map(tensor):
@@ -136,24 +109,12 @@ class Recorder:
                     "where its output cannot be recorded"
                 )
             tape.watch(tensor)
-            seen.append(tensor)
+            use.outputs.append(tensor)
             return tensor
 
-        if unit.rule is None:
-            outputs = plain(*args, **kwargs)
-            for output in tf.nest.flatten(outputs):
-                if tf.is_tensor(output) and output.dtype.is_floating:
-                    watch(output)
-        else:
-            with _watched_activation(unit.layer, watch) as wrapped:
-                outputs = plain(*args, **kwargs)
-            if not wrapped or not seen:
-                outputs = watch(tf.convert_to_tensor(outputs))
-            if len(seen) != 1:
-                raise NotLayerwise(
-                    f"layer '{unit.layer.path}' applied its activation {len(seen)} times"
-                )
-        self.uses.append(Use(unit, args, kwargs, seen))
+        record = every_output if unit.rule is None else unit.rule.record
+        outputs = record(use, plain, watch)
+        self.uses.append(use)
         return outputs
 
     def check_rows(self, batch):
@@ -163,11 +124,14 @@ class Recorder:
           batch: the number of examples as far as it is known, int or None.
         """
         for use in self.uses:
-            rows = {output.shape[0] for output in use.outputs} - {batch, None}
+            if batch is None or not isinstance(use.rows_per_example, int):
+                continue
+            rows = {output.shape[0] for output in use.outputs}
+            rows -= {batch * use.rows_per_example, None}
             if rows:
                 raise NotLayerwise(
-                    f"layer '{use.unit.layer.path}' is called on {rows.pop()} rows where the "
-                    f"batch has {batch or 'another number of'} examples"
+                    f"layer '{use.layer.path}' is called on {rows.pop()} rows where the batch has "
+                    f"{batch} examples"
                 )
 
     def check_strays(self):
@@ -196,24 +160,6 @@ def _units(model, variables):
             own = [v for v in layer.trainable_variables if id(v) in wanted]
         if own:
             yield Unit(layer, own, rule)
-
-
-@contextlib.contextmanager
-def _watched_activation(layer, watch):
-    """Lets ``watch`` see what the layer's activation is applied to; yields whether it has one."""
-    activation = getattr(layer, "activation", None)
-    if activation is None:
-        yield False
-        return
-    _set(layer, "activation", lambda z: activation(watch(z)))
-    try:
-        yield True
-    finally:
-        _set(layer, "activation", activation)
-
-
-# Past Keras's own __setattr__, which tracks state: what is set here is put back.
-_set = object.__setattr__
 
 
 def _in_vectorized_map(tensor):

@@ -15,7 +15,7 @@ from keras_dp.clipping.rules.axes import sum_to
 
 def convolution(use, g):
     """Conv1D, Conv2D, Conv3D: z = conv(x, kernel) + bias."""
-    layer = use.unit.layer
+    layer = use.layer
     a, g = _channels_last(layer, use.input), _channels_last(layer, g)
     if layer._kernel.trainable:
         yield layer._kernel, _kernel_form(layer, a, g)
@@ -25,7 +25,7 @@ def convolution(use, g):
 
 def depthwise(use, g):
     """DepthwiseConv: each input channel has kernels of its own."""
-    layer = use.unit.layer
+    layer = use.layer
     a, g = _channels_last(layer, use.input), _channels_last(layer, g)
     kernel = layer.kernel
     if kernel.trainable:

@@ -10,7 +10,7 @@ from keras_dp.clipping.rules.axes import flatten_positions, sum_to
 
 def dense(use, g):
     """Dense: z = x @ kernel + bias at each position of x ``[batch, ..., D]``."""
-    layer, x = use.unit.layer, use.input
+    layer, x = use.layer, use.input
     kernel = layer._kernel
     if kernel.trainable:
         depth, width = kernel.shape
@@ -31,7 +31,7 @@ def einsum_dense(use, g):
     Every label is of one kind: a position (in x and z), contracted (in x and kernel), new
     (in kernel and z), a block (in all three), or summed away (in x alone).
     """
-    layer, x = use.unit.layer, use.input
+    layer, x = use.layer, use.input
     kernel = layer._kernel
     if kernel.trainable:
         inputs, weights, outputs = _labels(layer.equation, x.shape.rank, g.shape.rank)

@@ -8,7 +8,7 @@ from keras_dp.clipping.rules.axes import flatten_positions
 
 def embedding(use, g):
     """Embedding: z = table[ids]; Keras counts negative ids from the table's end."""
-    table = use.unit.layer._embeddings
+    table = use.layer._embeddings
     ids = tf.cast(use.input, tf.int32)
     ids = tf.where(ids < 0, ids + table.shape[0], ids)
     ids = tf.reshape(ids, [tf.shape(ids)[0], -1])

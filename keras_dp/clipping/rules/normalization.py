@@ -12,7 +12,7 @@ def affine(use, g):
     The normalized input is what the layer gives with scale 1 and offset 0; dividing it out
     of z would fail where the scale is 0.
     """
-    layer, x = use.unit.layer, use.input
+    layer, x = use.layer, use.input
     scale = getattr(layer, "gamma", None)
     if scale is None:
         scale = getattr(layer, "scale", None)
