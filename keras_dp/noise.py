@@ -1,6 +1,6 @@
 """Gaussian noise: keys, streams, and where the randomness comes from.
 
-A run has a secret of 128 bits, and every tensor of noise has a number of its own, taken
+A run has a secret of 128 bits, and every stream of noise has a number of its own, taken
 from a counter that only ever grows. Secret and number select a stream of the Philox
 generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), so no two
 variables, updates or runs share noise, and the noise of an update depends on nothing
@@ -12,6 +12,7 @@ optimizer whose weights are set back must not use the same noise a second time.
 """
 
 import hashlib
+import math
 import os
 import warnings
 
@@ -21,6 +22,10 @@ import tensorflow as tf
 from keras_dp.errors import PrivacyError
 
 _PHILOX = 1
+
+# Variables share a stream up to this many entries: fewer operations for small ones, and
+# working memory that is bounded by the largest.
+_STREAM = 1 << 20
 
 
 class GaussianNoise:
@@ -50,35 +55,44 @@ class GaussianNoise:
             self._drawn = tf.Variable(0, dtype=tf.int64, trainable=False, name="noise_drawn")
         self._process = os.getpid()
 
-    def draw(self, shapes):
-        """One fresh standard normal float32 tensor per shape, all independent.
+    def draw(self, shapes, stddev):
+        """One fresh float32 Gaussian tensor per shape, all independent, with mean 0.
 
         Args:
           shapes: list of fully defined shapes.
+          stddev: the standard deviation of every entry.
 
         Returns:
-          list of float32 tensors. TensorFlow's Philox normals come from 23-bit uniforms
-          by the Box-Muller transform, so their tails end near 5.7 standard deviations.
+          list of float32 tensors. The two normals of a pair are the Cartesian coordinates of
+          a radius and an angle from 32 random bits each (Box and Muller 1958), so the tails
+          end at 6.7 standard deviations, beyond which there is 1e-11 of a normal.
         """
         if os.getpid() != self._process:
             raise PrivacyError(
                 "A DP optimizer was made in one process and used in a fork of it, where it would "
                 "repeat the same noise. Make the optimizer in the process that trains."
             )
-        first = self._drawn.assign_add(len(shapes)) - len(shapes)
+        sizes = [math.prod(shape) for shape in shapes]
+        streams = _streams(sizes)
+        first = self._drawn.assign_add(len(streams)) - len(streams)
         key = tf.bitcast(self._secret[:1], tf.uint64)
-        return [self._stream(key, first + k, shape) for k, shape in enumerate(shapes)]
+        flat = []
+        for number, members in enumerate(streams):
+            lengths = [sizes[k] for k in members]
+            bits = self._bits(key, first + number, 2 * -(-sum(lengths) // 2))
+            flat += tf.split(_box_muller(bits, stddev)[: sum(lengths)], lengths)
+        return [tf.reshape(values, shape) for values, shape in zip(flat, shapes)]
 
-    def _stream(self, key, number, shape):
+    def _bits(self, key, number, count):
         # A Philox counter has 128 bits: the low half counts within the stream, the high
         # half names it. Integer addition wraps around, so distinct numbers stay distinct.
         counter = tf.stack([tf.constant(0, tf.int64), self._secret[1] + number])
-        return tf.raw_ops.StatelessRandomNormalV2(
-            shape=tf.constant(tuple(shape), tf.int32),
+        return tf.raw_ops.StatelessRandomUniformFullIntV2(
+            shape=[count],
             key=key,
             counter=tf.bitcast(counter, tf.uint64),
             alg=_PHILOX,
-            dtype=tf.float32,
+            dtype=tf.uint32,
         )
 
     def __deepcopy__(self, memo):
@@ -89,3 +103,29 @@ class GaussianNoise:
 
     def __repr__(self):
         return "<GaussianNoise>"
+
+
+def _streams(sizes):
+    """The positions of ``sizes``, in order, as groups that share a stream."""
+    groups, total = [], _STREAM
+    for k, size in enumerate(sizes):
+        if total + size > _STREAM:
+            groups.append([])
+            total = 0
+        groups[-1].append(k)
+        total += size
+    return groups
+
+
+def _box_muller(bits, stddev):
+    """As many normals as there are words of 32 random bits; an even number.
+
+    Both normals of every pair are used: TensorFlow's own generator takes half as long again.
+    """
+    half = bits.shape[0] // 2
+    radius_bits, angle_bits = (tf.cast(b, tf.float32) for b in (bits[:half], bits[half:]))
+    # -2 log of a uniform number (bits + 1/2) / 2^32, which is never 0.
+    squared = tf.maximum(64 * math.log(2) - 2 * tf.math.log(radius_bits + 0.5), 0.0)
+    radius = stddev * tf.sqrt(squared)
+    angle = angle_bits * (2 * math.pi / 2**32)
+    return tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], 0)

@@ -60,22 +60,22 @@ MUTATIONS = [
     Mutation(
         "scale the noise for the mean, then divide again",
         "keras_dp/optimizers/base.py",
-        "stddev = self.noise_multiplier * self.sensitivity\n",
-        "stddev = self.noise_multiplier * self.sensitivity / self.batch_size\n",
+        "for s in sums], self.noise_stddev)",
+        "for s in sums], self.noise_stddev / self.batch_size)",
         "tests/conformance/test_noise.py::test_entry_points",
     ),
     Mutation(
         "reuse the key in every step",
         "keras_dp/noise.py",
-        "first = self._drawn.assign_add(len(shapes)) - len(shapes)",
+        "first = self._drawn.assign_add(len(streams)) - len(streams)",
         "first = self._drawn + 0",
         "tests/conformance/test_noise.py::test_entry_points",
     ),
     Mutation(
-        "reuse the key for every variable",
+        "reuse the key for every stream",
         "keras_dp/noise.py",
-        "self._stream(key, first + k, shape)",
-        "self._stream(key, first, shape)",
+        "first + number, 2 *",
+        "first, 2 *",
         "tests/conformance/test_noise.py::test_entry_points",
     ),
     Mutation(

@@ -134,11 +134,10 @@ class DPOptimizer:
 
     def privatize(self, sums, variables):
         """Clipped sums -> the private gradient: (sum + noise) / batch_size + regularizers."""
+        private = [s * (1 / self.batch_size) for s in sums]
         if self.noise_multiplier > 0:
-            stddev = self.noise_multiplier * self.sensitivity
-            normals = self._noise.draw([tuple(s.shape) for s in sums])
-            sums = [s + stddev * z for s, z in zip(sums, normals)]
-        private = [s / self.batch_size for s in sums]
+            noise = self._noise.draw([tuple(s.shape) for s in sums], self.noise_stddev)
+            private = [p + z for p, z in zip(private, noise)]
         return [
             p if r is None else p + r for p, r in zip(private, regularizer_gradients(variables))
         ]

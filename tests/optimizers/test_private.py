@@ -201,7 +201,7 @@ def test_every_class_gets_the_same_private_gradient(cls):
         gradients.append(checks.private_gradient(model, checks.LIN_X, checks.LIN_Y))
     np.testing.assert_allclose(gradients[0], checks.LIN_STEP, atol=2e-6)
     with pytest.warns(UserWarning, match="NOT private"):
-        normals = np.ravel(GaussianNoise(seed=1).draw([(2, 1)])[0])
+        normals = np.ravel(GaussianNoise(seed=1).draw([(2, 1)], 1.0)[0])
     np.testing.assert_allclose(gradients[1], checks.LIN_STEP + normals / 2, atol=2e-6)
 
 
