@@ -1,19 +1,23 @@
 # make demo          train a small private model and print its epsilon
 # make test          everything CI runs: style, fast tests, lowest versions, heavy tests
 # make lint, format  check, or repair, the style
-# make bench         measure against plain Keras
+# make bench         measure against plain Keras: time, memory, roofline (about an hour and a half)
+# make bench-peers   measure against other libraries (also in environments of their own; an hour)
 # make clean         remove everything that make created
 #
 # Needs python3 (3.10 to 3.13) and make; the rest goes into .venv. Options:
 #   PYTHON=python3.12   the interpreter
 #   TF=tensorflow       the TensorFlow build: tensorflow, cpu, gpu or tpu (an extra of setup.py)
 #   WORKERS=2           processes that run the fast tests
+#   BENCH="--repeats=1 --resume"   flags for the measurements of `make bench` and `make bench-peers`
+#   PYTHON311=...       the Python 3.11 that the other libraries need
 #   LOWEST_TESTS=...    what `make test` also runs with the lowest versions that setup.py allows
 
 PYTHON ?= python3
 # tensorflow-cpu has no wheels for ARM; there, plain tensorflow is the build for the CPU.
 TF ?= $(if $(filter aarch64 arm64,$(shell uname -m)),tensorflow,cpu)
 WORKERS ?= 2
+PYTHON311 ?= python3.11
 # What an older TensorFlow, Keras, NumPy or dp-accounting can change; all of tests/ takes too long.
 LOWEST_TESTS ?= tests/conformance/test_lin.py tests/conformance/test_same.py tests/optimizers \
 	tests/test_accounting.py tests/test_keras_private.py tests/test_requirements.py \
@@ -35,7 +39,8 @@ unexport TF_USE_LEGACY_KERAS PYTHONPATH PYTHONHOME
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-fast test-lowest test-slow lint format bench build-file clean
+.PHONY: demo test test-fast test-lowest test-slow lint format bench bench-peers \
+	bench-peers-install build-file clean
 
 demo: $(VENV)/demo.installed
 	$(VENV)/bin/python -m train_scripts.demo --output_dir=output/demo
@@ -59,8 +64,20 @@ format: $(VENV)/dev.installed
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
+# One file of results: the commands add to it, and so does the next `make bench BENCH=--resume`.
 bench: $(VENV)/dev.installed
-	$(VENV)/bin/python -m benchmarks.run
+	$(if $(findstring --resume,$(BENCH)),,rm -f output/bench/results.jsonl)
+	$(VENV)/bin/python -m benchmarks.run --resume --jit_compile=false,true $(BENCH)
+	$(VENV)/bin/python -m benchmarks.run --resume --microbatches --steps=6 $(BENCH)
+	$(VENV)/bin/python -m benchmarks.run --resume --backends=vectorized,loop --repeats=1 $(BENCH)
+	$(VENV)/bin/python -m benchmarks.memory $(BENCH)
+	$(VENV)/bin/python -m benchmarks.roofline
+
+bench-peers-install: $(VENV)/dev.installed
+	$(VENV)/bin/python -m benchmarks.peers.run --install_only --python=$(PYTHON311)
+
+bench-peers: $(VENV)/dev.installed
+	$(VENV)/bin/python -m benchmarks.peers.run --python=$(PYTHON311) $(BENCH)
 
 build-file: $(VENV)/dev.installed
 	$(VENV)/bin/python -m tools.build_file

@@ -1,97 +1,96 @@
-"""Compares private training with plain Keras on the zoo: step time, first step, memory.
+"""Compares private training with plain Keras on the zoo: step time, first step, peak memory.
 
-    python -m benchmarks.run --models=mlp,cnn --repeats=3 --output_dir=output/bench
+    python -m benchmarks.run --models=mlp,cnn --repeats=3
+    python -m benchmarks.run --jit_compile=false,true --backends=auto,vectorized
+    python -m benchmarks.run --models=mlp --batch_size=4096 --microbatch_size=256
+    python -m benchmarks.run --microbatches     # large batches of benchmarks/zoo.py, in pieces
+    python -m benchmarks.run --table_only       # the tables of what was measured before
 
-Every measurement is a process of its own (``benchmarks.measure``). Plain and private ones
-take turns, A B A B, and medians are compared, since machines are shared and noisy. Prints
-a Markdown table and writes it with all measurements to ``output_dir``.
+Every measurement is a process of its own (``benchmarks.measure``); plain and private ones take
+turns. Measurements are appended to ``results.jsonl`` in ``--output_dir``, one line each; the
+tables (``results.md``) and the chart (``chart.svg``) are made of all that the file holds.
 """
 
-import json
-import math
-import pathlib
-import statistics
-import subprocess
+import os
+import platform
 import sys
 
 from absl import app, flags
 
-from benchmarks.zoo import ZOO
+from benchmarks import page, runner, tables
+from benchmarks.cases import Case
+from benchmarks.zoo import OWN, ZOO
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("models", list(ZOO), "models of benchmarks/zoo.py")
-flags.DEFINE_integer("repeats", 3, "processes for each of plain and private")
-flags.DEFINE_integer("steps", 12, "steps a process")
-flags.DEFINE_integer("batch_size", 0, "rows of a batch; 0: the model's own")
-flags.DEFINE_integer("microbatch_size", 0, "microbatch_size of the DP optimizer; 0: none")
-flags.DEFINE_bool("jit_compile", False, "compile the steps with XLA")
-flags.DEFINE_string("output_dir", "output/bench", "folder for results.json and results.md")
-
-_HEADER = (
-    "| model | batch | plain step | private step | ratio | first step | peak memory |\n"
-    "|---|---|---|---|---|---|---|"
-)
+BACKENDS = ("auto", "layerwise", "vectorized", "loop")
 
 
-def _measure(model, mode):
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.measure",
-        f"--model={model}",
-        f"--mode={mode}",
-        f"--steps={FLAGS.steps}",
-        f"--batch_size={FLAGS.batch_size}",
-        f"--microbatch_size={FLAGS.microbatch_size if mode == 'private' else 0}",
-        f"--jit_compile={FLAGS.jit_compile}",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+def _define_flags():
+    runner.define_flags("output/bench")
+    flags.DEFINE_list("models", list(OWN), "models of benchmarks/zoo.py")
+    flags.DEFINE_list("backends", ["auto"], f"backends of keras_dp, of {', '.join(BACKENDS)}")
+    flags.DEFINE_list("jit_compile", ["false"], "false, true or false,true: with XLA")
+    flags.DEFINE_integer("batch_size", None, "examples of a step; none: the model's own", 1)
+    flags.DEFINE_integer("microbatch_size", None, "microbatch_size of the private steps", 1)
+    flags.DEFINE_bool("microbatches", False, "the large batch and microbatches of the zoo")
+    runner.require_among("models", ZOO)
+    runner.require_among("backends", BACKENDS)
+    runner.require_among("jit_compile", ("false", "true"))
 
 
-def _row(model, measured):
-    medians = {
-        mode: {
-            key: statistics.median(m[key] for m in measured if m["mode"] == mode)
-            for key in ("step_s", "first_step_s", "peak_rss_mb")
-        }
-        for mode in ("plain", "private")
-    }
-    plain, private = medians["plain"], medians["private"]
-    ratio = {key: private[key] / plain[key] for key in plain}
-    text = (
-        f"| {model} | {measured[0]['rows']} | {1e3 * plain['step_s']:.1f} ms "
-        f"| {1e3 * private['step_s']:.1f} ms | {ratio['step_s']:.2f}x "
-        f"| {private['first_step_s']:.1f} s, {ratio['first_step_s']:.1f}x "
-        f"| {private['peak_rss_mb']:.0f} MB, {ratio['peak_rss_mb']:.2f}x |"
-    )
-    return text, ratio["step_s"]
+def groups(models, backends, jit_compile, batch_size, microbatch_size, microbatches):
+    """The cases that the flags name: a list a model and jit_compile, plain Keras first."""
+    found = []
+    for model in models:
+        rows, micro = batch_size or ZOO[model].batch_size, microbatch_size
+        if microbatches:
+            rows, micro = ZOO[model].large
+        for jit in jit_compile:
+            private = [Case(model, "keras_dp", b, rows, micro, jit == "true") for b in backends]
+            found.append([private[0].baseline, *private])
+    return found
+
+
+def machine():
+    """A line about where this runs."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{os.cpu_count()} cores ({platform.machine()}), {memory:.0f} GiB, {platform.system()}"
+
+
+def write(found, page_path):
+    """Writes the tables and the chart of all that was measured.
+
+    Args:
+      found: :class:`~benchmarks.cases.Results`.
+      page_path: None, or a Markdown file whose block "zoo" is replaced; the chart goes beside it.
+
+    Returns:
+      The tables.
+    """
+    text, series = f"{machine()}; {tables.own(found)}", tables.ratios(found)
+    label, title = "private step / plain Keras step", "What privacy costs a step"
+    page.publish(text, series, label, title, found.path.parent, page_path, "zoo")
+    return text
 
 
 def main(argv):
-    """Measures the models that the flags name."""
-    del argv
-    output = pathlib.Path(FLAGS.output_dir)
-    output.mkdir(parents=True, exist_ok=True)
-    measurements, lines, ratios = [], [_HEADER], []
-    print(_HEADER, flush=True)
-    for model in FLAGS.models:
-        measured = [
-            _measure(model, mode) for _ in range(FLAGS.repeats) for mode in ("plain", "private")
-        ]
-        measurements += measured
-        line, ratio = _row(model, measured)
-        print(line, flush=True)
-        lines.append(line)
-        ratios.append(ratio)
-    mean = math.exp(statistics.fmean(math.log(r) for r in ratios))
-    lines.append(f"\nGeometric mean of the step ratios: {mean:.2f}x; worst {max(ratios):.2f}x.")
-    print(lines[-1])
-    (output / "results.json").write_text(json.dumps(measurements, indent=1) + "\n")
-    (output / "results.md").write_text("\n".join(lines) + "\n")
+    """Measures what the flags name and makes the tables."""
+    if len(argv) > 1:
+        raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
+    found = runner.results()
+    if not FLAGS.table_only:
+        wanted = groups(
+            FLAGS.models,
+            FLAGS.backends,
+            FLAGS.jit_compile,
+            FLAGS.batch_size,
+            FLAGS.microbatch_size,
+            FLAGS.microbatches,
+        )
+        runner.measure(found, wanted, lambda case: [sys.executable, "-m", "benchmarks.measure"])
+    print(write(found, FLAGS.page))
 
 
 if __name__ == "__main__":
+    _define_flags()
     app.run(main)

@@ -9,7 +9,7 @@ from keras_dp import _requirements
 
 _requirements.check()
 
-from keras_dp import callbacks, rules, training  # noqa: E402
+from keras_dp import callbacks, rules, testing, training  # noqa: E402
 from keras_dp.accounting import (  # noqa: E402
     compute_epsilon,
     compute_noise_multiplier,
@@ -64,5 +64,6 @@ __all__ = [
     "register_rule",
     "rules",
     "steps_per_epoch",
+    "testing",
     "validate",
 ]

@@ -8,7 +8,10 @@ these names changes. Why each is needed:
 ``Layer._flatten_layers``     to reach every nested layer.
 ``Layer._trainable_variables``  the weights a layer owns itself, without its children's.
 ``Layer._seed_generators``    the one state besides metrics that a private step advances.
+``Functional``                the class of models made of a graph of layers; and
+``Operation._inbound_nodes``  with what a part of the graph is called.
 ``_keras_mask``               a mask travels as an attribute of a tensor; slices lose it.
+``Layer._call_has_mask_arg``, ``_call_has_training_arg``  what a wrapper may hand on.
 ``Model._compute_loss``       calls a user's ``compute_loss`` with the arguments it takes.
 ``Model._loss_tracker``       holds the "loss" that the logs show.
 ``Model._compile_loss``, ``_symbolic_build``  the loss has to be built before it is traced.
@@ -19,6 +22,7 @@ import contextlib
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.models.functional import Functional
 from keras.src.random.seed_generator import global_seed_generator
 
 __all__ = ["TensorFlowTrainer"]
@@ -51,21 +55,24 @@ def own_trainable_variables(layer):
 def seed_generators(model):
     """Every random state that a call of ``model`` may advance, each once."""
     found = {id(g): g for layer in all_layers(model) for g in layer._seed_generators}
-    shared = _global_seed_generator()
+    shared = shared_seed_generator()
     found[id(shared)] = shared
     return list(found.values())
 
 
-def _global_seed_generator():
-    """The generator that keras.random.* without a seed draws from."""
-    with tf.init_scope():  # its first use makes a variable, which no trace may do
+def shared_seed_generator():
+    """The generator that keras.random.* without a seed draws from; made at its first use.
+
+    Which makes a variable: a trace that does so is thrown away by TensorFlow and done again.
+    """
+    with tf.init_scope():
         return global_seed_generator()
 
 
 def drew_random_numbers(layer, scope):
     """Whether ``layer``, or one nested in it, may have drawn in the pass that ``scope`` saw."""
     generators = [g for nested in all_layers(layer) for g in nested._seed_generators]
-    generators.append(_global_seed_generator())
+    generators.append(shared_seed_generator())
     return any(scope.get_current_value(g.state) is not None for g in generators)
 
 
@@ -79,6 +86,28 @@ def state_variables(model):
     return [v for v in found.values() if id(v) not in known]
 
 
+def is_graph_of_layers(model):
+    """Whether calling ``model`` does no more than to call its operations one after another."""
+    plain = keras.Sequential if isinstance(model, keras.Sequential) else Functional
+    cls = type(model)
+    return (
+        isinstance(model, plain)
+        and cls.call is plain.call
+        and cls.__call__ is plain.__call__
+        and not {"call", "__call__"} & vars(model).keys()
+    )
+
+
+def operations(model):
+    """The layers and other operations of a graph of layers, each once."""
+    return model.layers if isinstance(model, keras.Sequential) else model.operations
+
+
+def symbolic_calls(operation):
+    """``(args, kwargs)`` of every call of ``operation`` in a graph of layers."""
+    return [(node.arguments.args, node.arguments.kwargs) for node in operation._inbound_nodes]
+
+
 def get_mask(tensor):
     """The Keras mask attached to ``tensor``, or None."""
     return getattr(tensor, "_keras_mask", None)
@@ -89,6 +118,14 @@ def with_mask(tensor, mask):
     if mask is not None:
         tensor._keras_mask = mask
     return tensor
+
+
+def accepted(layer, *, training, mask):
+    """Those of the two arguments that the call of ``layer`` takes; a mask only if there is one."""
+    given = {"training": training} if layer._call_has_training_arg else {}
+    if mask is not None and layer._call_has_mask_arg:
+        given["mask"] = mask
+    return given
 
 
 def call_model(model, x):

@@ -97,8 +97,9 @@ def _ask(question, model, num_rows, input_spec, run=None):
     """Answers `question` by the first experiment that runs and has an answer."""
     if num_rows < 2:
         raise ValueError(f"num_rows must be at least 2, two examples; received {num_rows}.")
-    # The caller may be tracing its training step; the experiment is eager.
-    with tf.init_scope():
+    # The caller may be tracing its training step; the experiment is eager. Elsewhere no
+    # init_scope, which would stop the tapes that `run` may open.
+    with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
         spec = _input_spec(model, input_spec)
         if spec is None:
             return None

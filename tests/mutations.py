@@ -31,8 +31,8 @@ MUTATIONS = [
     Mutation(
         "clip the mean instead of each example",
         "keras_dp/clipping/layerwise.py",
-        "squared = tf.add_n(squares) if squares else tf.zeros([batch])",
-        "squared = tf.reduce_mean(tf.add_n(squares)) * tf.ones([batch])",
+        "squared = tf.add_n(squares)\n",
+        "squared = tf.reduce_mean(tf.add_n(squares)) * tf.ones([batch])\n",
         "tests/conformance/test_lin.py::test_entry_points",
     ),
     Mutation(
@@ -133,9 +133,52 @@ MUTATIONS = [
     Mutation(
         "trust a Gram norm where positions cancel",
         "keras_dp/clipping/forms.py",
-        "return norms + GRAM_ROUNDING * tf.square(sizes) + UNDERFLOW * lost",
+        "return norms + GRAM_ROUNDING * tf.square(sizes) + lost",
         "return norms",
         "tests/conformance/test_pair.py::test_gradients_that_cancel",
+    ),
+    Mutation(
+        "add the squares of the two uses of a tied table",
+        "keras_dp/clipping/forms.py",
+        "return tf.maximum(squares + 2 * inner, 0.0)",
+        "return tf.maximum(squares, 0.0)",
+        "tests/clipping/rules/test_reversible_embedding.py::test_several_uses_of_each_kind",
+    ),
+    Mutation(
+        "trust the norm of a tied table whose uses cancel",
+        "keras_dp/clipping/forms.py",
+        " + GRAM_ROUNDING * (squares + 2 * hidden)",
+        "",
+        "tests/clipping/test_forms.py::test_a_row_and_a_logit_that_cancel",
+    ),
+    Mutation(
+        "join uses of a kernel and of its transpose",
+        "keras_dp/clipping/forms.py",
+        "layouts = {_layout(f.to_weight) for f in products}",
+        "layouts = {_layout(one_block) for f in products}",
+        "tests/test_testing.py::test_two_uses_in_two_layouts",
+    ),
+    Mutation(
+        "take the embedded positions for examples",
+        "keras_dp/clipping/recording.py",
+        "            return tf.repeat(value, self.batch * self._fold, 0)",
+        "            return tf.repeat(value, self._fold, 0)",
+        "tests/clipping/test_alignment.py::test_as_many_positions_as_examples",
+    ),
+    Mutation(
+        "repeat the input of a layer whatever it then computes",
+        "keras_dp/clipping/alignment.py",
+        " and repeated.gives_outputs_of(plain)",
+        "",
+        "tests/clipping/test_alignment.py::test_what_computes_something_else_stays_vectorized",
+    ),
+    Mutation(
+        "look at outputs only in the trial run",
+        "keras_dp/clipping/alignment.py",
+        "            outputs = _keras.call_model(model, batch)\n",
+        "            outputs = _keras.call_model(model, batch)\n"
+        "            outputs = tf.nest.map_structure(tf.stop_gradient, outputs)\n",
+        "tests/clipping/test_alignment.py::test_gradients_tell_where_outputs_do_not",
     ),
     Mutation(
         "accept plain gradients",
@@ -187,7 +230,7 @@ MUTATIONS = [
     Mutation(
         "take the rows of a layer for the examples",
         "keras_dp/clipping/gradients.py",
-        "    if aligned is False:\n",
+        "    if rows_are.aligned is False:\n",
         "    if False:\n",
         "tests/clipping/test_gradients.py::test_rows_that_are_not_the_examples",
     ),

@@ -75,6 +75,27 @@ def test_stateless_scopes_hold_back_assignments():
     assert float(scope.get_current_value(variable)) == 2.0
 
 
+def test_arguments_that_a_wrapper_may_hand_on():
+    both = dict(training=True, mask=1)
+    assert _keras.accepted(keras.layers.LSTM(2), **both) == both
+    assert _keras.accepted(keras.layers.Dropout(0.1), **both) == {"training": True}
+    assert _keras.accepted(keras.layers.Flatten(), **both) == {}
+    assert _keras.accepted(keras.layers.LSTM(2), training=None, mask=None) == {"training": None}
+
+
+def test_the_loop_of_recurrent_layers():
+    """The recording calls it with a cell and with flags of its own."""
+    layer = keras.layers.LSTM(2)
+    layer.build((None, 3, 1))
+    z, state = np.ones((1, 3, 2), "float32"), [np.zeros((1, 2), "float32")]
+    names = dict(cell=lambda z, s: (z + s[0], [z + s[0]]), return_sequences=True)
+    for name, value in names.items():
+        object.__setattr__(layer, name, value)
+    last, outputs, states = keras.layers.RNN.inner_loop(layer, z, state, None)
+    np.testing.assert_array_equal(outputs[0, :, 0], [1, 2, 3])
+    np.testing.assert_array_equal(last, states[0])
+
+
 def test_masks_are_an_attribute():
     layer = keras.layers.Embedding(3, 2, mask_zero=True)
     assert _keras.get_mask(layer(np.array([[0, 1]]))) is not None

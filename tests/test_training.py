@@ -11,6 +11,7 @@ from keras import layers as L
 from packaging import version
 
 import keras_dp
+from keras_dp import training
 from tests.fixtures import checks, zoo
 
 CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -398,3 +399,23 @@ except keras_dp.PrivacyError as error:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
     )
     assert "refused: keras_dp received a strategy with 2 replicas" in result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_step_is_traced_once(monkeypatch, jit_compile):
+    """Neither a partial batch nor a new epoch, a Poisson draw or a second fit traces it again."""
+    traces = []
+    step = training.private_train_step
+    monkeypatch.setattr(
+        training, "private_train_step", lambda *args: traces.append(1) or step(*args)
+    )
+    x, y = np.random.default_rng(0).normal(size=(10, 4)).astype("float32"), np.zeros(10, "int32")
+    sampler = keras_dp.PoissonSampler(x, y, batch_size=4)
+    for data, kwargs in (((x, y), {"batch_size": 4}), ((sampler,), {})):
+        traces.clear()
+        model = zoo.build("dense")
+        optimizer = keras_dp.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4)
+        model.compile(optimizer, loss="sparse_categorical_crossentropy", jit_compile=jit_compile)
+        for _ in range(2):
+            model.fit(*data, epochs=2, verbose=0, **kwargs)
+        assert len(traces) == 1

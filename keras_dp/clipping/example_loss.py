@@ -31,36 +31,80 @@ def loss_of(model, loss, x, y, y_pred, sample_weight):
     return tf.reduce_sum(tf.cast(value, tf.float32))
 
 
-def example_losses(model, loss, variables, x, y, y_pred, sample_weight):
-    """Float32 ``[batch]``: the loss of each example, weight regularizers left out.
+def example_losses(model, loss, variables, x, y, y_pred, sample_weight, scale):
+    """The loss of each example, weight regularizers left out, and where its gradient begins.
 
     Nothing is written: metrics that the loss keeps stay as they are.
+
+    Args:
+      scale: factor on the gradients.
+      Others as in :func:`loss_of`.
+
+    Returns:
+      ``(losses, starts)``: float32 ``[batch]``; and pairs of a tensor and the gradient of
+      ``scale`` times the sum of the losses with respect to it.
     """
     masks = keras.tree.map_structure(_keras.get_mask, y_pred)
-    needs_x = loss is None and _keras.overrides_compute_loss(model)
-    batch = (x if needs_x else None, y, y_pred, masks, sample_weight)
-    tensors, rebuild = rows.flatten(batch)
+    own = loss is None and _keras.overrides_compute_loss(model)
+    others, rebuild = rows.flatten((x if own else None, y, masks, sample_weight))
+    predicted, rebuild_predicted = rows.flatten(y_pred)
 
-    def one(row):
-        x, y, y_pred, masks, weight = rows.single(rebuild(row))
+    def value(predicted, others):
+        x, y, masks, weight = rows.single(rebuild(others))
+        y_pred = rows.single(rebuild_predicted(predicted))
         y_pred = keras.tree.map_structure(_keras.with_mask, y_pred, masks)
         return loss_of(model, loss, x, y, y_pred, weight)
 
     with keras.StatelessScope(), _keras.without_weight_regularizers(variables):
-        return tf.vectorized_map(one, tensors)
+        if own:
+            # It may read more of the model than its outputs, so the whole of it is taped.
+            losses = tf.vectorized_map(lambda row: value(*row), (predicted, others))
+            return losses, [(losses, scale * tf.ones_like(losses))]
+        return _by_rows(value, predicted, others, scale)
 
 
-def activity_losses(recorded):
-    """Float32 ``[batch]`` or None: each example's activity regularizers.
+def activity_losses(recorded, scale):
+    """The activity regularizers of each example, and where their gradients begin.
 
     Args:
-      recorded: pairs of regularizer and layer output.
+      recorded: triples of regularizer, layer output, and its consecutive rows for an example.
+      scale: factor on the gradients.
+
+    Returns:
+      ``(losses, starts)`` as of :func:`example_losses`; the losses are None without regularizers.
     """
-    total = None
-    for regularizer, outputs in recorded:
+    total, starts = None, []
+    for regularizer, outputs, count in recorded:
         for output in tf.nest.flatten(outputs):
-            loss = tf.vectorized_map(
-                lambda o, r=regularizer: tf.cast(tf.reduce_sum(r(o[None])), tf.float32), output
-            )
-            total = loss if total is None else total + loss
-    return total
+
+            def value(output, others, regularizer=regularizer):
+                return tf.cast(tf.reduce_sum(regularizer(output[0][None])), tf.float32)
+
+            losses, more = _by_rows(value, [output], [], scale)
+            losses = tf.reduce_sum(tf.reshape(losses, [-1, count]), 1)
+            total = losses if total is None else total + losses
+            starts += more
+    return total, starts
+
+
+def _by_rows(value, differentiated, others, scale):
+    """Values of rows, and gradients that are taken row by row too.
+
+    A tape around ``tf.vectorized_map`` would give the same, but XLA compiles what that makes
+    of it anew in every step.
+    """
+
+    def one(row):
+        differentiated, others = row
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(differentiated)
+            result = value(differentiated, others)
+            scaled = scale * result
+        found = tape.gradient(
+            scaled, differentiated, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        return result, found
+
+    values, gradients = tf.vectorized_map(one, (differentiated, others))
+    floats = [(t, g) for t, g in zip(differentiated, gradients) if t.dtype.is_floating]
+    return values, floats

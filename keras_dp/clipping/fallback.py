@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from keras_dp import _keras
+from keras_dp.clipping import vectorized
 from keras_dp.clipping.forms import PerExample
 from keras_dp.clipping.rules.rule import NotLayerwise
 
@@ -53,14 +54,20 @@ def per_example_gradients(use, gradients, scope):
         return [tf.cast(tf.convert_to_tensor(f), tf.float32) for f in found]
 
     rows = (leaves, list(gradients))
-    if isinstance(layer, keras.layers.RNN | keras.layers.Bidirectional):
-        # The vectorizer cannot convert the loops of recurrent layers.
+    if _needs_a_loop(layer):
         signature = [tf.TensorSpec(v.shape, tf.float32) for v in variables]
         values = tf.map_fn(one, rows, fn_output_signature=signature, parallel_iterations=1)
     else:
         values = tf.vectorized_map(one, rows)
     for variable, value in zip(variables, values):
         yield variable, PerExample(value, variable.shape)
+
+
+def _needs_a_loop(layer):
+    """Whether TensorFlow's vectorizer fails on the layer: recurrent loops, grouped convolutions."""
+    nested = _keras.all_layers(layer)
+    recurrent = any(isinstance(inner, keras.layers.RNN) for inner in nested)
+    return recurrent or vectorized.unsupported_layer(layer) is not None
 
 
 def _split(arguments, batch):

@@ -8,14 +8,26 @@ All tensors have the batch as their first axis; norms and sums are float32.
 """
 
 import abc
+import math
+import types
 
 import tensorflow as tf
+
+from keras_dp.clipping import shapes
 
 # Float32 products of Gram matrices are off by at most about 1e-6 of |a_s| |a_t| |g_s| |g_t|
 # (measured, with and without oneDNN and XLA, for vectors of up to 4,096 entries).
 GRAM_ROUNDING = 2e-6
 # What squares may lose where they fall below the smallest float32: 1e-38 for each entry.
 UNDERFLOW = 1e-30
+
+# Costs in multiplications, fitted to convolutions and dense layers of 32 to 256 examples on two
+# AVX-512 cores (docs/engine.md): to write a number and read it twice, and to call a small product.
+_TOUCH = 55
+_CALL = 300_000
+
+# Per-example gradients of up to this many numbers are put together before anything is done.
+_SMALL = 1 << 14
 
 
 def gram_norms(gram_a, gram_g):
@@ -32,11 +44,19 @@ def gram_norms(gram_a, gram_g):
     Returns:
       float32 ``[...]``.
     """
-    squares_a, squares_g = tf.linalg.diag_part(gram_a), tf.linalg.diag_part(gram_g)
-    sizes = tf.reduce_sum(tf.sqrt(squares_a) * tf.sqrt(squares_g), -1)
-    lost = tf.reduce_sum(squares_a + squares_g, -1) * tf.cast(tf.shape(gram_a)[-1], tf.float32)
+    # The first version of the operation: tf.linalg.diag_part makes a trace twice as long.
+    squares_a = tf.raw_ops.MatrixDiagPart(input=gram_a)
+    squares_g = tf.raw_ops.MatrixDiagPart(input=gram_g)
+    sizes = tf.reduce_sum(tf.sqrt(squares_a * squares_g), -1)
+    positions = gram_a.shape[-1] or tf.cast(tf.shape(gram_a)[-1], tf.float32)
+    lost = tf.reduce_sum(squares_a + squares_g, -1) * (UNDERFLOW * positions)
     norms = tf.maximum(tf.reduce_sum(gram_a * gram_g, [-2, -1]), 0.0)
-    return norms + GRAM_ROUNDING * tf.square(sizes) + UNDERFLOW * lost
+    return norms + GRAM_ROUNDING * tf.square(sizes) + lost
+
+
+def one_block(w):
+    """``[..., 1, D, P]`` -> ``[..., D, P]``: how a product becomes a plain matrix."""
+    return tf.squeeze(w, -3)
 
 
 class Form(abc.ABC):
@@ -79,10 +99,11 @@ class PerExample(Form):
     def __init__(self, values, shape):
         self.shape = tuple(shape)
         self.values = tf.cast(values, tf.float32)
+        self.size = math.prod(self.shape)
 
     def squared_norms(self):
         """Sum of squares over everything but the batch."""
-        return tf.reduce_sum(tf.square(_flat(self.values)), 1)
+        return tf.reduce_sum(tf.square(shapes.flat(self.values)), 1)
 
     def tensors(self):
         """The gradients."""
@@ -90,7 +111,7 @@ class PerExample(Form):
 
     def weighted_sum(self, factors, tensors):
         """One vector-matrix product."""
-        summed = tf.linalg.matvec(_flat(tensors[0]), factors, transpose_a=True)
+        summed = tf.matmul(tf.expand_dims(factors, 0), shapes.flat(tensors[0]))
         return tf.reshape(summed, self.shape)
 
     def per_example(self):
@@ -120,24 +141,49 @@ class Product(Form):
 
     def squared_norms(self):
         """By the cheaper of the two ways, from the static shapes."""
+        if self.a.shape[2] == 1 or self.ghost_is_cheaper():
+            return self.ghost_norms()
+        self.gradient = self._gradient()
+        return tf.reduce_sum(tf.square(self.gradient), [1, 2, 3])
+
+    def _gradient(self):
+        """``[batch, S, D, P]``, or with the last two swapped: long rows are the faster ones."""
+        if self._swapped:
+            return tf.matmul(self.g, self.a, transpose_a=True)
+        return tf.matmul(self.a, self.g, transpose_a=True)
+
+    @property
+    def _swapped(self):
+        return self.a.shape[3] > self.g.shape[3]
+
+    def ghost_norms(self):
+        """By the Gram matrices; with a single position these are numbers."""
         if self.a.shape[2] == 1:
             over_a = tf.reduce_sum(tf.square(self.a), [2, 3]) + UNDERFLOW
             over_g = tf.reduce_sum(tf.square(self.g), [2, 3]) + UNDERFLOW
             return tf.reduce_sum(over_a * over_g, 1)
-        if self._ghost_is_cheaper():
-            gram_a = tf.matmul(self.a, self.a, transpose_b=True)
-            gram_g = tf.matmul(self.g, self.g, transpose_b=True)
-            return tf.reduce_sum(gram_norms(gram_a, gram_g), 1)
-        self.gradient = tf.matmul(self.a, self.g, transpose_a=True)
-        return tf.reduce_sum(tf.square(self.gradient), [1, 2, 3])
+        gram_a = tf.matmul(self.a, self.a, transpose_b=True)
+        gram_g = tf.matmul(self.g, self.g, transpose_b=True)
+        return tf.reduce_sum(gram_norms(gram_a, gram_g), 1)
 
-    def _ghost_is_cheaper(self):
+    def ghost_is_cheaper(self):
+        """Whether the Gram matrices are: by time, and by memory where the times are close."""
         positions, depth, width = self.a.shape[2], self.a.shape[3], self.g.shape[3]
         if None in (positions, depth, width):
             return True  # the memory of the other way is not known to be bounded
-        work = positions * (depth + width) < depth * width
-        memory = 2 * positions * positions < depth * width
-        return work and memory
+        sum_of_gradients = positions * depth * width  # made later by the one, kept by the other
+        ghost = positions**2 * (depth + width) + sum_of_gradients + 2 * _CALL
+        explicit = sum_of_gradients + _TOUCH * depth * width + _CALL
+        if depth * width > 2 * positions * (depth + width):
+            ghost *= 0.85
+        return ghost <= explicit
+
+    @property
+    def way(self):
+        """How the norms are found, for people; known once ``squared_norms`` was called."""
+        if self.gradient is not None:
+            return "gradient of each example"
+        return "two lengths" if self.a.shape[2] == 1 else "Gram matrices"
 
     def tensors(self):
         """The per-example gradient if it was made, else both factors."""
@@ -146,17 +192,25 @@ class Product(Form):
     def weighted_sum(self, factors, tensors):
         """The ordinary weight gradient of scaled output gradients, or a contraction."""
         if self.gradient is not None:
-            return self.to_weight(tf.einsum("bsdp,b->sdp", tensors[0], factors))
+            total = tf.matmul(tf.expand_dims(factors, 0), shapes.flat(tensors[0]))
+            return self.to_weight(self._in_order(tf.reshape(total, self.gradient.shape[1:])))
         a, g = tensors
-        g = g * factors[:, None, None, None]
         blocks, depth, width = a.shape[1], a.shape[3], g.shape[3]
+        if depth < width:  # scaling costs memory traffic
+            a *= shapes.rows(factors, 1, 1, 1)
+        else:
+            g *= shapes.rows(factors, 1, 1, 1)
         if blocks == 1:
             total = tf.matmul(
                 tf.reshape(a, [-1, depth]), tf.reshape(g, [-1, width]), transpose_a=True
-            )[None]
+            )
+            total = tf.expand_dims(total, 0)
         else:
             total = tf.einsum("bstd,bstp->sdp", a, g)
         return self.to_weight(total)
+
+    def _in_order(self, gradient):
+        return tf.linalg.matrix_transpose(gradient) if self._swapped else gradient
 
     def grouped(self, count):
         """The rows' positions one after another."""
@@ -164,9 +218,8 @@ class Product(Form):
 
     def per_example(self):
         """The matrix product of each example."""
-        if self.gradient is None:
-            return self.to_weight(tf.matmul(self.a, self.g, transpose_a=True))
-        return self.to_weight(self.gradient)
+        gradient = self._gradient() if self.gradient is None else self.gradient
+        return self.to_weight(self._in_order(gradient))
 
 
 class Rows(Form):
@@ -221,23 +274,127 @@ class Rows(Form):
         return tf.reshape(tables, (-1, *self.shape))
 
 
+class Tied(Form):
+    """A table that is both read by rows and multiplied by: the gradient is F + G.
+
+    F is that of the :class:`Rows` (id_s, e_s), G that of the :class:`Product` (a_t, g_t), with
+    the table's rows along a. |F + G|^2 = |F|^2 + |G|^2 + 2 <F, G>, and <F, G> is the sum over
+    s, t of a_t[id_s] (e_s . g_t): entries of a are gathered, and no table is built.
+
+    The two uses may almost cancel. So what rounding can hide is added, as in ``gram_norms``.
+
+    Args:
+      rows: the :class:`Rows` of a table ``[V, D]``.
+      product: a :class:`Product` with a ``[batch, 1, T, V]`` and g ``[batch, 1, T, D]``.
+    """
+
+    def __init__(self, rows, product):
+        self.rows, self.product, self.shape = rows, product, rows.shape
+
+    def squared_norms(self):
+        """Both squares and twice the inner product."""
+        a, g, e = self.product.a[:, 0], self.product.g[:, 0], self.rows.g
+        at_ids = tf.gather(a, self.rows.ids, axis=2, batch_dims=1)
+        inner = tf.reduce_sum(at_ids * tf.matmul(g, e, transpose_b=True), [1, 2])
+        sizes = tf.norm(g, axis=2)[:, :, None] * tf.norm(e, axis=2)[:, None, :]
+        hidden = tf.reduce_sum(tf.abs(at_ids) * sizes, [1, 2])
+        squares = self.rows.squared_norms() + self.product.ghost_norms()
+        return tf.maximum(squares + 2 * inner, 0.0) + GRAM_ROUNDING * (squares + 2 * hidden)
+
+    def tensors(self):
+        """The gradients of the rows read, and both factors."""
+        return [*self.rows.tensors(), *self.product.tensors()]
+
+    def weighted_sum(self, factors, tensors):
+        """The sums of both uses."""
+        from_rows = self.rows.weighted_sum(factors, tensors[:1])
+        return from_rows + self.product.weighted_sum(factors, tensors[1:])
+
+    def grouped(self, count):
+        """Both uses grouped."""
+        return Tied(self.rows.grouped(count), self.product.grouped(count))
+
+    def per_example(self):
+        """The whole table for every example."""
+        return self.rows.per_example() + self.product.per_example()
+
+
 def merge(forms):
     """One form for a weight that was used several times: the gradients of the uses add.
 
     The norm of the sum is not the sum of the norms, so uses are joined before any norm is
-    taken: along T where the form allows it, else as the gradients themselves.
+    taken: along T where the forms allow it, rows and a product by :class:`Tied`, else as the
+    gradients themselves.
     """
     if len(forms) == 1:
         return forms[0]
-    first = forms[0]
-    if all(type(f) is Product for f in forms):
-        a = tf.concat([f.a for f in forms], 2)
-        g = tf.concat([f.g for f in forms], 2)
-        return Product(a, g, first.to_weight, first.shape)
-    if all(type(f) is Rows for f in forms):
-        ids = tf.concat([f.ids for f in forms], 1)
-        return Rows(ids, tf.concat([f.g for f in forms], 1), first.shape)
-    return PerExample(tf.add_n([f.per_example() for f in forms]), first.shape)
+    rows = [f for f in forms if type(f) is Rows]
+    products = [f for f in forms if type(f) is Product]
+    layouts = {_layout(f.to_weight) for f in products}
+    if len(rows) + len(products) == len(forms) and len(layouts) <= 1:
+        if not products:
+            return _one_after_another(rows)
+        product = _beside_each_other(products)
+        if not rows:
+            return product
+        if layouts == {_layout(one_block)} and not _has_many_positions(product):
+            return Tied(_one_after_another(rows), product)
+    return PerExample(tf.add_n([f.per_example() for f in forms]), forms[0].shape)
+
+
+def _has_many_positions(product):
+    """Whether a whole weight is no larger than what each example has at its positions."""
+    positions, depth, width = product.a.shape[2], product.a.shape[3], product.g.shape[3]
+    return None not in (positions, depth, width) and positions >= min(depth, width)
+
+
+def _one_after_another(rows):
+    ids = tf.concat([f.ids for f in rows], 1)
+    return Rows(ids, tf.concat([f.g for f in rows], 1), rows[0].shape)
+
+
+def _beside_each_other(products):
+    a = tf.concat([f.a for f in products], 2)
+    g = tf.concat([f.g for f in products], 2)
+    return Product(a, g, products[0].to_weight, products[0].shape)
+
+
+def _layout(to_weight):
+    """Equal for two ``to_weight`` that put a product into a weight in the same way.
+
+    Uses whose layouts differ (a kernel and its transpose) must not be joined along T, also when
+    their shapes agree. Two functions are the same when they are one, or have one code and the
+    same numbers, names and shapes around it.
+    """
+    if not isinstance(to_weight, types.FunctionType):
+        return to_weight
+    around = [cell.cell_contents for cell in to_weight.__closure__ or ()]
+    around += [*(to_weight.__defaults__ or ()), *(to_weight.__kwdefaults__ or {}).values()]
+    plain = (bool, int, str, list, tuple, dict, tf.TensorShape)
+    return (to_weight.__code__, *(repr(v) if isinstance(v, plain) else id(v) for v in around))
+
+
+def side_by_side(forms):
+    """The forms with the small per-example gradients joined into one: fewer operations.
+
+    Returns:
+      ``(joined, apart)``: the forms, and a function from their weighted sums to those of the
+      forms that were given.
+    """
+    small = [k for k, f in enumerate(forms) if type(f) is PerExample and f.size <= _SMALL]
+    if len(small) < 2:
+        return forms, lambda sums: sums
+    others = [k for k in range(len(forms)) if k not in small]
+    sizes = [forms[k].size for k in small]
+    joined = tf.concat([shapes.rows(forms[k].values, forms[k].size) for k in small], 1)
+
+    def apart(sums):
+        *rest, flat = sums
+        pieces = [tf.reshape(p, forms[k].shape) for k, p in zip(small, tf.split(flat, sizes))]
+        found = dict(zip([*others, *small], [*rest, *pieces]))
+        return [found[k] for k in range(len(forms))]
+
+    return [*(forms[k] for k in others), PerExample(joined, (sum(sizes),))], apart
 
 
 def zero_rows(forms, finite):
@@ -250,10 +407,7 @@ def zero_rows(forms, finite):
     flat = tf.nest.flatten(tensors)
 
     def zeroed():
-        return [
-            tf.where(tf.reshape(finite, [-1] + [1] * (t.shape.rank - 1)), t, tf.zeros_like(t))
-            for t in flat
-        ]
+        return [tf.where(shapes.rows(finite, *[1] * (t.shape.rank - 1)), t, 0.0) for t in flat]
 
     cleaned = tf.cond(tf.reduce_all(finite), lambda: [tf.identity(t) for t in flat], zeroed)
     return tf.nest.pack_sequence_as(tensors, tf.nest.flatten(cleaned))
@@ -272,7 +426,3 @@ def _joined(tensor, count):
     rows = batch // count if isinstance(batch, int) and isinstance(count, int) else None
     tensor.set_shape([rows, blocks, count * positions if known else None, depth])
     return tensor
-
-
-def _flat(values):
-    return tf.reshape(values, [tf.shape(values)[0], -1])

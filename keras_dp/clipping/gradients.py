@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from keras_dp import _keras, padding, validation
-from keras_dp.clipping import alignment, layerwise, passes, rows, vectorized
+from keras_dp.clipping import alignment, hidden_state, layerwise, passes, rows, vectorized
 from keras_dp.clipping.clipped import ClippedGradients
 from keras_dp.clipping.rules.rule import NotLayerwise
 from keras_dp.clipping.settings import PrivacySettings
@@ -15,9 +15,6 @@ from keras_dp.errors import IncompatibleModelError
 
 # Keeps small float16 gradients of a single example's loss from rounding to zero.
 _FLOAT16_LOSS_SCALE = 256.0
-
-# Operations that write a tf.Variable.
-_WRITES = ("Assign", "ResourceScatter", "ResourceStridedSliceAssign")
 
 
 @tf.autograph.experimental.do_not_convert
@@ -65,12 +62,12 @@ def accumulate(model, x, y, sample_weight, *, optimizer, loss=None, observe=None
     """
     privacy = optimizer.privacy
     _keras.build(model, x, y, sample_weight)
-    aligned = _require_valid(model, loss, x, privacy.backend)
+    rows_are = _require_valid(model, loss, x, privacy.backend)
     variables = list(model.trainable_variables)
     scale = _loss_scale(model)
 
     def run(batch, real):
-        result = _one_pass(model, loss, variables, batch, privacy, scale, aligned)
+        result = _one_pass(model, loss, variables, batch, privacy, scale, rows_are)
         if observe is not None:
             observe(result, *batch[:3], real)
         losses = result.losses if result.activity is None else result.losses + result.activity
@@ -131,14 +128,16 @@ def _both(first, second):
     return first & second
 
 
-def _one_pass(model, loss, variables, batch, privacy, scale, aligned):
+def _one_pass(model, loss, variables, batch, privacy, scale, rows_are):
     """One pass by the backend that was asked for, or by the fastest that can."""
     if privacy.backend in ("auto", "layerwise"):
         try:
-            if aligned is False:
+            if rows_are.aligned is False:
                 raise NotLayerwise("a layer is called on rows that are not the examples, in order")
-            result = layerwise.clipped_sums(model, loss, variables, batch, privacy, scale)
-            if aligned is None and privacy.backend == "auto":
+            result = layerwise.clipped_sums(
+                model, loss, variables, batch, privacy, scale, rows_are.constants
+            )
+            if rows_are.aligned is None and privacy.backend == "auto":
                 raise NotLayerwise(_unknown(model))
         except NotLayerwise as reason:
             if privacy.backend == "layerwise":
@@ -151,6 +150,8 @@ def _one_pass(model, loss, variables, batch, privacy, scale, aligned):
                 f"keras_dp: model '{model.name}' trains with backend='vectorized', which is "
                 f"slower, because {reason}.",
             )
+            with tf.init_scope():
+                hidden_state.refuse(model, _specs(batch[0]))
         else:
             passes.keep_state(model, result.scope)
             unchanged = passes.changed_state(model, result.scope)
@@ -185,51 +186,39 @@ def _require_valid(model, loss, x, backend):
     """Validates the model, whenever something that could change the answer is new.
 
     Returns:
-      True or False, whether the rows that the layerwise backend would record are the
-      examples as far as a trial run can tell; None when it cannot. Batches of one, which the
-      other backends use, need no trial.
+      :class:`~keras_dp.clipping.alignment.Alignment`: whether the rows that the layerwise
+      backend would record are the examples as far as a trial run can tell. Batches of one,
+      which the other backends use, need no trial.
     """
-    specs = keras.tree.map_structure(
-        lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype), x
-    )
+    specs = _specs(x)
     trial = backend in ("auto", "layerwise")
     layers = tuple((id(layer), layer.trainable) for layer in _keras.all_layers(model))
     state = (trial, layers, str(specs))
     # A trace is rare and may follow any change; an eager step is neither.
-    if tf.executing_eagerly() and _validated.get(model, (None, None))[0] == state:
+    eager = tf.executing_eagerly()
+    if eager and _validated.get(model, (None, None))[0] == state:
         return _validated[model][1]
-    aligned = True
+    rows_are = alignment.Alignment(True)
     with tf.init_scope():
         validation.require_valid(model, probe=False)
-        _require_no_hidden_state(model, specs)
+        if eager or not trial:  # else the pass itself is looked at while it is traced
+            hidden_state.refuse(model, specs)
         if trial:
-            aligned = alignment.rows_are_examples(model, list(model.trainable_variables), specs)
-            if aligned is not True:
+            rows_are = alignment.rows_are_examples(model, list(model.trainable_variables), specs)
+            if rows_are.aligned is not True:
                 # Is it the model, or only the way in which it calls its layers?
                 validation.require_valid(model, probe=True, input_spec=specs)
-    if aligned and loss is None and _keras.overrides_compute_loss(model):
-        aligned = None  # it may look at what the whole batch left in an attribute
-    _validated[model] = (state, aligned)
-    return aligned
+    if rows_are.aligned and loss is None and _keras.overrides_compute_loss(model):
+        # It may look at what the whole batch left in an attribute.
+        rows_are = alignment.Alignment(None, rows_are.constants)
+    _validated[model] = (state, rows_are)
+    return rows_are
 
 
-def _require_no_hidden_state(model, specs):
-    """Refuses a forward pass that writes TensorFlow variables which Keras does not know."""
-
-    @tf.function(autograph=False)
-    def forward(x):
-        with keras.StatelessScope():
-            return _keras.call_model(model, x)
-
-    graph = forward.get_concrete_function(specs).graph.as_graph_def()
-    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
-    written = sorted({node.op for node in nodes if node.op.startswith(_WRITES)})
-    if written:
-        raise IncompatibleModelError(
-            f"The forward pass of model '{model.name}' writes a tf.Variable ({written}), which "
-            "could carry examples past the clip. Keep state in self.add_weight(trainable=False), "
-            "which private training leaves as it is, or take the assignment out of the call."
-        )
+def _specs(x):
+    return keras.tree.map_structure(
+        lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype), x
+    )
 
 
 def _counted_rows(sample_weight):

@@ -9,14 +9,14 @@ import keras
 import tensorflow as tf
 
 from keras_dp import _keras
-from keras_dp.clipping import clip, example_loss, fallback, forms
+from keras_dp.clipping import clip, example_loss, fallback, forms, hidden_state, rows
 from keras_dp.clipping.passes import Pass
 from keras_dp.clipping.recording import Recorder
 from keras_dp.clipping.rules.rule import NotLayerwise
 from keras_dp.errors import IncompatibleModelError
 
 
-def clipped_sums(model, loss, variables, batch, privacy, loss_scale):
+def clipped_sums(model, loss, variables, batch, privacy, loss_scale, constants=None):
     """One pass over a batch.
 
     Args:
@@ -26,6 +26,7 @@ def clipped_sums(model, loss, variables, batch, privacy, loss_scale):
       batch: ``(x, y, sample_weight, counted)``; ``counted`` is bool ``[batch]`` or None.
       privacy: the optimizer's :class:`~keras_dp.clipping.settings.PrivacySettings`.
       loss_scale: factor by which gradients are scaled up during the backward pass.
+      constants: None or the :class:`~keras_dp.clipping.recording.Constants` of a trial run.
 
     Returns:
       A :class:`~keras_dp.clipping.passes.Pass`.
@@ -33,27 +34,49 @@ def clipped_sums(model, loss, variables, batch, privacy, loss_scale):
     Raises:
       NotLayerwise: when a part of the gradient cannot be seen layer by layer.
     """
-    x, y, sample_weight, counted = batch
-    recorder = Recorder(model, variables)
+    *data, counted = batch
+    found, seen = weight_forms(model, loss, variables, data, loss_scale, constants)
+    sums = clip_and_sum(found, variables, counted, privacy, tf.shape(seen["losses"])[0])
+    return Pass(sums, **seen)
+
+
+def weight_forms(model, loss, variables, data, loss_scale=1, constants=None):
+    """The forms of every example's gradient: a pass up to the norms.
+
+    Args:
+      data: ``(x, y, sample_weight)``.
+      Others as in :func:`clipped_sums`.
+
+    Returns:
+      For each variable that the loss depends on, by identity, one form for all its uses; and a
+      dict with the fields of a :class:`~keras_dp.clipping.passes.Pass` but the sums.
+
+    Raises:
+      NotLayerwise: as :func:`clipped_sums`.
+    """
+    x, y, sample_weight = data
+    size = rows.count((x, y, sample_weight))
+    recorder = Recorder(model, variables, batch=size, constants=constants)
     with tf.GradientTape(watch_accessed_variables=False) as tape, recorder.recording(tape):
-        with keras.StatelessScope(collect_losses=True) as scope:
+        with hidden_state.refused(model), keras.StatelessScope(collect_losses=True) as scope:
             y_pred = _keras.call_model(model, x)
         _refuse_added_losses(model, loss, scope, recorder)
-        losses = example_loss.example_losses(model, loss, variables, x, y, y_pred, sample_weight)
-        activity = example_loss.activity_losses(recorder.activity)
-        total = tf.reduce_sum(losses if activity is None else losses + activity) * loss_scale
+        losses, starts = example_loss.example_losses(
+            model, loss, variables, x, y, y_pred, sample_weight, loss_scale
+        )
+        activity, more = example_loss.activity_losses(recorder.activity, loss_scale)
     recorder.check_strays()
     recorder.check_rows(losses.shape[0])
     _refuse_written_weights(variables, scope)
-    found = _weight_forms(recorder.uses, tape, total, loss_scale, scope)
-    sums = _clip_and_sum(found, variables, counted, privacy, tf.shape(losses)[0])
-    return Pass(sums, losses, activity, y_pred, scope)
+    found = _forms_of_uses(recorder.uses, tape, starts + more, loss_scale, scope)
+    return found, {"losses": losses, "activity": activity, "y_pred": y_pred, "scope": scope}
 
 
-def _weight_forms(uses, tape, total, loss_scale, scope):
+def _forms_of_uses(uses, tape, starts, loss_scale, scope):
     """For each variable, by identity: the variable and one form for all its uses."""
     outputs = [o for use in uses for o in use.outputs]
-    gradients = iter(tape.gradient(total, outputs))
+    targets, beginnings = zip(*starts)
+    gradients = iter(tape.gradient(targets, outputs, output_gradients=beginnings))
     found = {}
     for use in uses:
         own = [next(gradients) for _ in use.outputs]
@@ -74,21 +97,19 @@ def _weight_forms(uses, tape, total, loss_scale, scope):
     return {key: forms.merge(uses_of) for key, (_, uses_of) in found.items()}
 
 
-def _clip_and_sum(found, variables, counted, privacy, batch):
+def clip_and_sum(found, variables, counted, privacy, batch):
     """Norms over all weights, one factor per example, and each weight's clipped sum."""
     used = [v for v in variables if id(v) in found]
-    by_weight = [found[id(v)] for v in used]
+    by_weight, apart = forms.side_by_side([found[id(v)] for v in used])
     # The shape is a check: a layer that was called on other rows than the examples fails.
-    squares = [tf.reshape(f.squared_norms(), [batch]) for f in by_weight]
-    squared = tf.add_n(squares) if squares else tf.zeros([batch])
+    squares = [tf.zeros([batch]), *(f.squared_norms() for f in by_weight)]
+    squared = tf.add_n(squares)
     factors, finite = clip.clip_factors(privacy.clipping, squared, privacy.l2_norm_clip, counted)
     sums = {}
     if by_weight:
         cleaned = forms.zero_rows(by_weight, finite)
-        sums = {
-            id(v): form.weighted_sum(factors, tensors)
-            for v, form, tensors in zip(used, by_weight, cleaned)
-        }
+        summed = apart([f.weighted_sum(factors, t) for f, t in zip(by_weight, cleaned)])
+        sums = {id(v): total for v, total in zip(used, summed)}
     return [sums[id(v)] if id(v) in sums else tf.zeros(v.shape) for v in variables]
 
 

@@ -34,11 +34,18 @@ def count(structure):
 
 
 def take(structure, start, size):
-    """``size`` rows from row ``start`` on."""
-    numbers = start + tf.range(size)
-    return keras.tree.map_structure(
-        lambda t: None if t is None else _static(tf.gather(t, numbers), size), structure
-    )
+    """``size`` rows from row ``start`` on; no copy where TensorFlow can share the memory."""
+
+    def taken(tensor):
+        if tensor is None or not isinstance(tensor, tf.Tensor):
+            return None if tensor is None else tensor[start : start + size]
+        # XLA has to know the size of every axis, which it cannot from two ends.
+        others = [n or tf.shape(tensor)[k + 1] for k, n in enumerate(tensor.shape[1:])]
+        rows = tf.slice(tensor, [start, *([0] * len(others))], tf.stack([size, *others]))
+        rows.set_shape([size if isinstance(size, int) else None, *tensor.shape[1:]])
+        return rows
+
+    return keras.tree.map_structure(taken, structure)
 
 
 def select(structure, keep):
@@ -61,9 +68,3 @@ def single(structure):
 
 def _is_tensor(value):
     return tf.is_tensor(value) or isinstance(value, tf.RaggedTensor | tf.SparseTensor)
-
-
-def _static(tensor, size):
-    if isinstance(size, int) and isinstance(tensor, tf.Tensor):
-        tensor.set_shape([size, *tensor.shape[1:]])
-    return tensor

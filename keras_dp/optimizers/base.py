@@ -54,6 +54,7 @@ class DPOptimizer:
         super().__init__(*args, **kwargs)
         self._privacy = settings
         self._noise = noise.GaussianNoise(seed)
+        _keras.shared_seed_generator()  # here, so that no train step has to make it
 
     @property
     def privacy(self):

@@ -6,26 +6,55 @@ else, so it is left to the fallback, which is always right.
 
 import keras
 
-from keras_dp.clipping.rules import convolution, dense, embedding, normalization, prelu
+from keras_dp import _keras
+from keras_dp.clipping.rules import (
+    attention,
+    convolution,
+    lora,
+    normalization,
+    prelu,
+    recurrent,
+    reversible_embedding,
+    time_distributed,
+)
 from keras_dp.clipping.rules.rule import Rule, before_activation
 
+_ATTENTION = Rule(attention.copied, attention.copied_weights)
+
 _RULES = {
-    keras.layers.Dense: Rule(dense.dense),
-    keras.layers.EinsumDense: Rule(dense.einsum_dense),
-    keras.layers.Conv1D: Rule(convolution.convolution),
-    keras.layers.Conv2D: Rule(convolution.convolution),
-    keras.layers.Conv3D: Rule(convolution.convolution),
+    keras.layers.Dense: Rule(lora.dense, holds=lora.with_or_without),
+    keras.layers.EinsumDense: Rule(lora.einsum_dense, holds=lora.is_product),
+    keras.layers.Conv1D: Rule(lora.convolution, holds=lora.is_ungrouped),
+    keras.layers.Conv2D: Rule(lora.convolution, holds=lora.is_ungrouped),
+    keras.layers.Conv3D: Rule(lora.convolution, holds=lora.is_ungrouped),
+    keras.layers.Conv1DTranspose: Rule(convolution.transposed),
+    keras.layers.Conv2DTranspose: Rule(convolution.transposed),
+    keras.layers.Conv3DTranspose: Rule(convolution.transposed),
+    keras.layers.SeparableConv1D: Rule(convolution.separable),
+    keras.layers.SeparableConv2D: Rule(convolution.separable),
     keras.layers.DepthwiseConv1D: Rule(convolution.depthwise),
     keras.layers.DepthwiseConv2D: Rule(convolution.depthwise),
-    keras.layers.Embedding: Rule(embedding.embedding),
+    keras.layers.Embedding: Rule(lora.embedding, holds=lora.with_or_without),
+    keras.layers.ReversibleEmbedding: Rule(
+        reversible_embedding.reversible_embedding,
+        reversible_embedding.before_soft_cap,
+        holds=lora.with_or_without,
+    ),
+    keras.layers.Attention: _ATTENTION,
+    keras.layers.AdditiveAttention: _ATTENTION,
     keras.layers.LayerNormalization: Rule(normalization.affine),
     keras.layers.GroupNormalization: Rule(normalization.affine),
     keras.layers.RMSNormalization: Rule(normalization.affine),
     keras.layers.PReLU: Rule(prelu.prelu),
+    keras.layers.LSTM: Rule(recurrent.plain, recurrent.record, whole=True, holds=recurrent.holds),
+    keras.layers.GRU: Rule(recurrent.gru, recurrent.record, whole=True, holds=recurrent.holds),
+    keras.layers.SimpleRNN: Rule(
+        recurrent.plain, recurrent.record, whole=True, holds=recurrent.holds
+    ),
 }
 
-# Layers that call their sublayers inside a loop: the fallback runs them as a whole.
-_WHOLE = (keras.layers.RNN, keras.layers.Bidirectional, keras.layers.TimeDistributed)
+# Layers whose call is another one while recording: function(recorder, layer, *args, **kwargs).
+_CALLS = {keras.layers.TimeDistributed: time_distributed.time_as_rows}
 
 
 def register_rule(layer_class, *, record=before_activation, whole=False):
@@ -80,14 +109,22 @@ def register_rule(layer_class, *, record=before_activation, whole=False):
 def rule_for(layer):
     """The rule of ``layer``, or None when it has to go through the fallback."""
     rule = _RULES.get(type(layer))
-    changed = (
-        getattr(layer, "lora_enabled", False)
-        or getattr(layer, "quantization_mode", None) is not None
-        or "call" in layer.__dict__
-    )
-    return None if changed else rule
+    changed = getattr(layer, "quantization_mode", None) is not None or "call" in layer.__dict__
+    if rule is None or changed or not rule.holds(layer):
+        return None
+    own = _keras.own_trainable_variables(layer)
+    if not rule.whole and len(own) < len(layer.trainable_variables):
+        return None  # an activation with weights, say
+    return rule
 
 
 def is_whole(layer):
-    """Whether the fallback has to run ``layer`` with all that is in it."""
-    return isinstance(layer, _WHOLE)
+    """Whether one rule, or one run of the fallback, answers for ``layer`` and all that is in it."""
+    rule = rule_for(layer)
+    # An RNN calls its cell inside a loop, where nothing can be recorded.
+    return isinstance(layer, keras.layers.RNN) if rule is None else rule.whole
+
+
+def call_while_recording(layer):
+    """What replaces the layer's call while it is recorded, or None."""
+    return None if "call" in layer.__dict__ else _CALLS.get(type(layer))

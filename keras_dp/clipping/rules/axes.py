@@ -4,20 +4,15 @@ import math
 
 import tensorflow as tf
 
+from keras_dp.clipping import shapes
+
 
 def flatten_positions(tensor, width):
     """``[batch, ..., width]`` -> ``[batch, T, width]``, T static where it can be."""
-    positions = tensor.shape[1:-1]
-    known = None not in positions
-    count = math.prod(positions) if known else -1
-    batch = tf.shape(tensor)[0]
     if tensor.shape.rank == 3:
         return tensor
-    if not known:
-        count = tf.reduce_prod(tf.shape(tensor)[1:-1])
-    result = tf.reshape(tensor, tf.stack([batch, count, width]))
-    result.set_shape([tensor.shape[0], math.prod(positions) if known else None, width])
-    return result
+    positions = tensor.shape[1:-1]
+    return shapes.rows(tensor, None if None in positions else math.prod(positions), width)
 
 
 def sum_to(gradient, shape):
@@ -35,4 +30,4 @@ def sum_to(gradient, shape):
     padded = [1] * (rank - len(shape)) + list(shape)
     axes = [k + 1 for k in range(rank) if padded[k] == 1 and gradient.shape[k + 1] != 1]
     summed = tf.reduce_sum(gradient, axes, keepdims=True) if axes else gradient
-    return tf.reshape(summed, [tf.shape(gradient)[0], *shape])
+    return shapes.rows(summed, *shape)

@@ -1,239 +1,202 @@
-"""Convolutions of one, two and three dimensions, ordinary and depthwise.
+"""Convolutions of one, two and three dimensions: ordinary, transposed, depthwise, separable.
 
-The gradient of the kernel is a product of the input's patches and the output's gradient,
-summed over output positions. Which way to its per-example norm is fast depends on the
-shape: see docs/engine.md.
+The gradient of a kernel is a product of the input's patches and the output's gradient, summed
+over output positions. So it is a :class:`Product`, of patches that are made when they are needed
+and not kept.
 """
-
-import math
 
 import tensorflow as tf
 
-from keras_dp.clipping.forms import Form, PerExample, Product, gram_norms
+from keras_dp.clipping import shapes
+from keras_dp.clipping.forms import Form, PerExample, Product
 from keras_dp.clipping.rules.axes import sum_to
+from keras_dp.clipping.rules.windows import Windows, spatial_sizes
 
 
 def convolution(use, g):
     """Conv1D, Conv2D, Conv3D: z = conv(x, kernel) + bias."""
     layer = use.layer
-    a, g = _channels_last(layer, use.input), _channels_last(layer, g)
+    a, g = channels_last(layer, use.input), channels_last(layer, g)
     if layer._kernel.trainable:
-        yield layer._kernel, _kernel_form(layer, a, g)
-    if layer.use_bias and layer.bias.trainable:
-        yield layer.bias, PerExample(sum_to(g, layer.bias.shape), layer.bias.shape)
+        yield layer._kernel, Convolution(Windows.of(layer), a, g, layer._kernel.shape)
+    yield from _bias(layer, g)
+
+
+def transposed(use, g):
+    """Conv1DTranspose, Conv2DTranspose, Conv3DTranspose: z = conv_transpose(x, kernel) + bias.
+
+    The transpose of a convolution from z to x with the same kernel, so the gradient of the kernel
+    is that convolution's, with input and output gradient in each other's place.
+    """
+    layer = use.layer
+    x, g = channels_last(layer, use.input), channels_last(layer, g)
+    if layer.kernel.trainable:
+        yield layer.kernel, Convolution(Windows.of(layer), g, x, layer.kernel.shape)
+    yield from _bias(layer, g)
 
 
 def depthwise(use, g):
-    """DepthwiseConv: each input channel has kernels of its own."""
+    """DepthwiseConv1D, DepthwiseConv2D: each input channel has kernels of its own."""
     layer = use.layer
-    a, g = _channels_last(layer, use.input), _channels_last(layer, g)
-    kernel = layer.kernel
-    if kernel.trainable:
-        channels, multiplier = kernel.shape[-2:]
-        padded = _padded(layer, a, g)
-        positions = [tf.shape(g)[0], -1, channels, multiplier]
-        by_channel = tf.reshape(tf.cast(g, tf.float32), positions)
-        offsets = [
-            tf.einsum("btc,btcm->bcm", tf.reshape(s, positions[:2] + [channels]), by_channel)
-            for s in _shifted(layer, padded, g)
+    a, g = channels_last(layer, use.input), channels_last(layer, g)
+    if layer.kernel.trainable:
+        yield layer.kernel, _depthwise(Windows.of(layer), a, g, layer.kernel.shape)
+    yield from _bias(layer, g)
+
+
+def separable(use, g):
+    """SeparableConv1D, SeparableConv2D: a depthwise convolution, then a pointwise one."""
+    layer = use.layer
+    a, g = channels_last(layer, use.input), channels_last(layer, g)
+    windows = Windows.of(layer)
+    into, out_of = layer.pointwise_kernel.shape[-2:]
+    pointwise = tf.reshape(tf.cast(layer.pointwise_kernel.value, tf.float32), [into, out_of])
+    if layer.pointwise_kernel.trainable:
+        between = _depthwise_outputs(layer, windows, a, g)
+        yield (
+            layer.pointwise_kernel,
+            Convolution(_pointwise(windows), between, g, layer.pointwise_kernel.shape),
+        )
+    if layer.depthwise_kernel.trainable:
+        backward = tf.tensordot(tf.cast(g, tf.float32), pointwise, [[-1], [1]])
+        yield (
+            layer.depthwise_kernel,
+            _depthwise(windows, a, backward, layer.depthwise_kernel.shape),
+        )
+    yield from _bias(layer, g)
+
+
+class Convolution(Form):
+    """The kernel gradients of an ordinary convolution.
+
+    Args:
+      windows: the :class:`Windows`.
+      a: ``[batch, *sizes, channels]``; g: ``[batch, *positions, filters]``.
+      shape: the kernel's shape, ``(*kernel_size, channels / groups, filters)``.
+    """
+
+    def __init__(self, windows, a, g, shape):
+        self.windows, self.shape = windows, tuple(shape)
+        self.a, self.g = tf.cast(a, tf.float32), tf.cast(g, tf.float32)
+        self.kept = None
+
+    def squared_norms(self):
+        """Those of the product; kept as a product if that has the gradients."""
+        product = self.product(self.a, self.g)
+        norms = product.squared_norms()
+        self.way = product.way
+        if product.gradient is not None:
+            self.kept = product
+        return norms
+
+    def product(self, a, g):
+        """The gradients as a :class:`Product` of patches and output gradients."""
+        groups, filters = self.windows.groups, self.shape[-1]
+        patches = self.windows.patches(a, spatial_sizes(g))
+        g = shapes.rows(g, patches.shape[2], groups, filters // groups)
+        g = tf.transpose(g, [0, 2, 1, 3]) if groups > 1 else shapes.rows(g, 1, *g.shape[1::2])
+
+        def to_weight(w):
+            lead = w.shape.rank - 3
+            w = tf.transpose(w, [*range(lead), lead + 1, lead, lead + 2])
+            return tf.reshape(w, tf.concat([tf.shape(w)[:lead], self.shape], 0))
+
+        return Product(patches, g, to_weight, self.shape)
+
+    def tensors(self):
+        """The per-example gradient if it was made, else input and output gradient."""
+        return [self.a, self.g] if self.kept is None else self.kept.tensors()
+
+    def weighted_sum(self, factors, tensors):
+        """A contraction, or the library's weight gradient of scaled output gradients."""
+        if self.kept is not None:
+            return self.kept.weighted_sum(factors, tensors)
+        a, g = tensors
+        if self.windows.groups > 1 or self.windows.dilated:
+            product = self.product(a, g)
+            return product.weighted_sum(factors, [product.a, product.g])
+        return self._library_gradient(a, g * tf.reshape(factors, [-1] + [1] * (g.shape.rank - 1)))
+
+    def _library_gradient(self, a, g):
+        windows, padding = self.windows, self.windows.padding.upper()
+        if padding == "CAUSAL":
+            a, padding = windows.pad(a, spatial_sizes(g)), "VALID"
+        if windows.rank == 3:
+            gradient = tf.raw_ops.Conv3DBackpropFilterV2(
+                input=a,
+                filter_sizes=self.shape,
+                out_backprop=g,
+                strides=[1, *windows.strides, 1],
+                padding=padding,
+            )
+        else:
+            flat = windows.rank == 1
+            gradient = tf.raw_ops.Conv2DBackpropFilter(
+                input=a[:, None] if flat else a,
+                filter_sizes=[1, *self.shape] if flat else self.shape,
+                out_backprop=g[:, None] if flat else g,
+                strides=[1, 1, *windows.strides, 1] if flat else [1, *windows.strides, 1],
+                padding=padding,
+            )
+        return tf.reshape(gradient, self.shape)
+
+    def grouped(self, count):
+        """The rows' positions one after another."""
+        return self.product(self.a, self.g).grouped(count)
+
+    def per_example(self):
+        """The matrix product of each example."""
+        product = self.product(self.a, self.g) if self.kept is None else self.kept
+        return product.per_example()
+
+
+def _depthwise(windows, a, g, shape):
+    """One small product a channel and offset in the window, summed over positions."""
+    channels, multiplier = shape[-2:]
+    positions = spatial_sizes(g)
+    padded = windows.pad(tf.cast(a, tf.float32), positions)
+    pieces = shapes.rows(padded, None, channels)
+    g = shapes.rows(tf.cast(g, tf.float32), None, channels, multiplier)
+    by_offset = tf.unstack(windows.seen(padded, positions), axis=1)
+    offsets = [
+        tf.reduce_sum(tf.gather(pieces, numbers, axis=1)[..., None] * g, 1) for numbers in by_offset
+    ]
+    return PerExample(shapes.rows(tf.stack(offsets, 1), *shape), shape)
+
+
+def _depthwise_outputs(layer, windows, a, g):
+    """What the depthwise half of a separable convolution hands to the pointwise one."""
+    a = tf.cast(a, tf.float32)
+    kernel = tf.cast(layer.depthwise_kernel.value, tf.float32)
+    channels, multiplier = kernel.shape[-2:]
+    positions = spatial_sizes(g)
+    padded = windows.pad(a, positions)
+    pieces = shapes.rows(padded, None, channels)
+    weights = tf.reshape(kernel, [-1, channels, multiplier])
+    total = tf.add_n(
+        [
+            tf.gather(pieces, numbers, axis=1)[..., None] * weights[k]
+            for k, numbers in enumerate(tf.unstack(windows.seen(padded, positions), axis=1))
         ]
-        yield kernel, PerExample(tf.stack(offsets, 1), kernel.shape)
+    )
+    shape = tf.concat([tf.shape(g)[:-1], [channels * multiplier]], 0)
+    outputs = tf.reshape(total, shape)
+    outputs.set_shape([*g.shape[:-1], channels * multiplier])
+    return outputs
+
+
+def _pointwise(windows):
+    ones = (1,) * windows.rank
+    return Windows(ones, ones, ones, "valid")
+
+
+def _bias(layer, g):
     if layer.use_bias and layer.bias.trainable:
         yield layer.bias, PerExample(sum_to(g, layer.bias.shape), layer.bias.shape)
 
 
-class Convolution(Form):
-    """The kernel gradients of an ordinary two-dimensional convolution.
-
-    Args:
-      a: ``[batch, H, W, C]``; g: ``[batch, Ho, Wo, P]``.
-      strides: two ints; padding: "SAME" or "VALID".
-      patches: function that gives the patches of a, ``[batch, T, D]``.
-      shape: the weight's shape; (1, k, C, P) is meant where it has three dimensions.
-    """
-
-    def __init__(self, a, g, strides, padding, patches, shape):
-        self.a, self.g = tf.cast(a, tf.float32), tf.cast(g, tf.float32)
-        self.strides, self.padding, self.patches = strides, padding, patches
-        self.shape = tuple(shape)
-        self.filter_shape = [1] * (4 - len(shape)) + list(shape)
-        self.gradient = None
-
-    def squared_norms(self):
-        """Gram matrices of patches and of g for small images, else the gradients themselves."""
-        height, width = self.g.shape[1:3]
-        depth, filters = math.prod(self.filter_shape[:3]), self.filter_shape[3]
-        positions = None if None in (height, width) else height * width
-        # Measured on CPU: below 100 positions the Gram way wins while it does less than
-        # about a third of the work of the library's own kernel.
-        if positions and positions <= 100 and 2 * positions**2 < 0.35 * depth * filters:
-            p = self.patches()
-            g = tf.reshape(self.g, [-1, positions, filters])
-            return gram_norms(tf.matmul(p, p, transpose_b=True), tf.matmul(g, g, transpose_b=True))
-        self.gradient = self.per_example()
-        return tf.reduce_sum(tf.square(self.gradient), range(1, self.gradient.shape.rank))
-
-    def tensors(self):
-        """The per-example gradient if it was made, else input and output gradient."""
-        return [self.a, self.g] if self.gradient is None else [self.gradient]
-
-    def weighted_sum(self, factors, tensors):
-        """A contraction, or the library's weight gradient of scaled output gradients."""
-        if self.gradient is not None:
-            flat = tf.reshape(tensors[0], [-1, math.prod(self.shape)])
-            return tf.reshape(tf.matmul(factors[None], flat), self.shape)
-        a, g = tensors
-        return tf.reshape(self._kernel_gradient(a, g * factors[:, None, None, None]), self.shape)
-
-    def per_example(self):
-        """One example at a time through the library's kernel; few channels by patches."""
-        if self.gradient is not None:
-            return self.gradient
-        if self.filter_shape[2] <= 4:
-            p, filters = self.patches(), self.filter_shape[3]
-            g = tf.reshape(self.g, [tf.shape(self.g)[0], -1, filters])
-            gradient = tf.matmul(p, g, transpose_a=True)
-        else:
-            gradient = tf.map_fn(
-                lambda pair: self._kernel_gradient(pair[0][None], pair[1][None]),
-                (self.a, self.g),
-                fn_output_signature=tf.float32,
-                parallel_iterations=1,
-            )
-        return tf.reshape(gradient, [-1, *self.shape])
-
-    def _kernel_gradient(self, a, g):
-        return tf.raw_ops.Conv2DBackpropFilter(
-            input=a,
-            filter_sizes=self.filter_shape,
-            out_backprop=g,
-            strides=[1, *self.strides, 1],
-            padding=self.padding,
-        )
-
-
-def _kernel_form(layer, a, g):
-    shape = layer._kernel.shape
-    pointwise = all(k == 1 for k in layer.kernel_size)
-    if (
-        layer.rank < 3
-        and layer.groups == 1
-        and not pointwise
-        and all(d == 1 for d in layer.dilation_rate)
-    ):
-        strides, padding = tuple(layer.strides), layer.padding.upper()
-        if padding == "CAUSAL":
-            a, padding = _padded(layer, a, g), "VALID"
-        if layer.rank == 1:
-            a, g, strides = a[:, None], g[:, None], (1, *strides)
-
-        def patches():
-            if shape[-2] <= 4:
-                return _patches_by_convolution(a, shape, strides, padding)
-            if shape[-2] < 64:
-                return _patches_by_extraction(a, shape, strides, padding)
-            source, target = (a[:, 0], g[:, 0]) if layer.rank == 1 else (a, g)
-            if layer.padding != "causal":
-                source = _padded(layer, source, target)
-            return _patches(layer, source, target)[:, 0]
-
-        return Convolution(a, g, strides, padding, patches, shape)
-    return _patch_product(layer, _padded(layer, a, g), g)
-
-
-def _patch_product(layer, padded, g):
-    """Patches times output gradient; each group of channels is a block of its own."""
-    shape, groups = layer._kernel.shape, layer.groups
-    filters = shape[-1] // groups
-    by_group = tf.reshape(tf.cast(g, tf.float32), [tf.shape(g)[0], -1, groups, filters])
-    by_group = tf.transpose(by_group, [0, 2, 1, 3])
-    patches = _patches(layer, padded, g)
-    by_group.set_shape(patches.shape[:3] + [filters])
-
-    def to_weight(w):
-        lead = w.shape.rank - 3
-        w = tf.transpose(w, [*range(lead), lead + 1, lead, lead + 2])
-        return tf.reshape(w, tf.concat([tf.shape(w)[:lead], shape], 0))
-
-    return Product(patches, by_group, to_weight, shape)
-
-
-def _patches(layer, padded, g):
-    """``[batch, groups, T, D]``: the inputs of every output position, by strided slices."""
-    groups = layer.groups
-    channels = padded.shape[-1] // groups
-    shifted = [
-        tf.reshape(s, [tf.shape(s)[0], -1, groups, channels]) for s in _shifted(layer, padded, g)
-    ]
-    stacked = tf.transpose(tf.stack(shifted, 2), [0, 3, 1, 2, 4])
-    depth = len(shifted) * channels
-    result = tf.reshape(stacked, tf.concat([tf.shape(stacked)[:3], [depth]], 0))
-    positions = g.shape[1:-1]
-    known = None if None in positions else math.prod(positions)
-    result.set_shape([g.shape[0], groups, known, depth])
-    return result
-
-
-def _patches_by_convolution(a, shape, strides, padding):
-    """The same, ``[batch, T, D]``; for few channels an identity kernel is the fastest way."""
-    kernel = [1] * (4 - len(shape)) + list(shape[:-1])
-    depth = math.prod(kernel)
-    identity = tf.reshape(tf.eye(depth), [*kernel, depth])
-    return _as_positions(tf.nn.conv2d(tf.cast(a, tf.float32), identity, strides, padding))
-
-
-def _patches_by_extraction(a, shape, strides, padding):
-    """The same; for a middling number of channels TensorFlow's own operation is."""
-    sizes = [1] * (5 - len(shape)) + list(shape[:-2]) + [1]
-    a = tf.cast(a, tf.float32)
-    return _as_positions(
-        tf.image.extract_patches(a, sizes, [1, *strides, 1], [1, 1, 1, 1], padding)
-    )
-
-
-def _as_positions(patches):
-    height, width, depth = patches.shape[1:]
-    positions = -1 if None in (height, width) else height * width
-    return tf.reshape(patches, [tf.shape(patches)[0], positions, depth])
-
-
-def _shifted(layer, padded, g):
-    """The padded input as seen by each kernel offset, ``[batch, *output positions, C]``."""
-    sizes = [g.shape[k + 1] or tf.shape(g)[k + 1] for k in range(layer.rank)]
-    for offset in _offsets(layer.kernel_size):
-        window = [slice(None)]
-        for place, dilation, stride, size in zip(offset, layer.dilation_rate, layer.strides, sizes):
-            start = place * dilation
-            window.append(slice(start, start + (size - 1) * stride + 1, stride))
-        yield padded[tuple(window)]
-
-
-def _offsets(kernel_size):
-    if not kernel_size:
-        return [()]
-    return [(k, *rest) for k in range(kernel_size[0]) for rest in _offsets(kernel_size[1:])]
-
-
-def _padded(layer, a, g):
-    """The input with the zeros that the layer's padding stands for, as float32."""
-    a = tf.cast(a, tf.float32)
-    if layer.padding == "valid":
-        return a
-    paddings = [[0, 0]]
-    for k in range(layer.rank):
-        reach = (layer.kernel_size[k] - 1) * layer.dilation_rate[k]
-        if layer.padding == "causal":
-            paddings.append([reach, 0])
-            continue
-        size = a.shape[k + 1] or tf.shape(a)[k + 1]
-        steps = g.shape[k + 1] or tf.shape(g)[k + 1]
-        missing = (steps - 1) * layer.strides[k] + reach + 1 - size
-        total = max(missing, 0) if isinstance(missing, int) else tf.maximum(missing, 0)
-        paddings.append([total // 2, total - total // 2])
-    return tf.pad(a, [*paddings, [0, 0]])
-
-
-def _channels_last(layer, tensor):
+def channels_last(layer, tensor):
+    """``tensor`` with the channels behind the spatial axes, whatever the layer's format is."""
     if layer.data_format == "channels_last":
         return tensor
     return tf.transpose(tensor, [0, *range(2, tensor.shape.rank), 1])

@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+from keras_dp.clipping import shapes
 from keras_dp.clipping.forms import PerExample
 
 
@@ -40,4 +41,4 @@ def _parameter_axes(layer, rank):
 def _summed(values, axes, shape):
     others = [k for k in range(1, values.shape.rank) if k not in axes]
     summed = tf.reduce_sum(values, others) if others else values
-    return tf.reshape(summed, [tf.shape(values)[0], *shape])
+    return shapes.rows(summed, *shape)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from keras_dp import _keras
+
 
 class NotLayerwise(Exception):
     """The layerwise engine cannot see the gradient of this model; says why."""
@@ -57,12 +59,23 @@ def before_activation(use, call, watch):
 
 
 def every_output(use, call, watch):
-    """Runs the call and watches every floating-point tensor it returns."""
-    outputs = call(*use.args, **use.kwargs)
-    for output in tf.nest.flatten(outputs):
-        if tf.is_tensor(output) and output.dtype.is_floating:
-            watch(output)
-    return outputs
+    """Runs the call and watches every floating-point tensor it returns.
+
+    An output may be returned twice, or be computed from another one, as a cell's states are. Each
+    is watched as a tensor of its own, whose gradient is from what follows the layer alone.
+    """
+
+    def watched(output):
+        if not tf.is_tensor(output) or not output.dtype.is_floating:
+            return output
+        return watch(_keras.with_mask(tf.identity(output), _keras.get_mask(output)))
+
+    return tf.nest.map_structure(watched, call(*use.args, **use.kwargs))
+
+
+def without_lora(layer):
+    """Whether ``layer`` has no low-rank factors beside its weights."""
+    return not getattr(layer, "lora_enabled", False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,11 +89,14 @@ class Rule:
         returns, by ``call(*use.args, **use.kwargs)`` or otherwise, and hands what is to be
         watched to ``watch(tensor)``.
       whole: whether it answers for the weights of the layers inside too.
+      holds: function of a layer of the class, whether the rule holds for this one. Default:
+        unless it has LoRA.
     """
 
     forms: Callable
     record: Callable = before_activation
     whole: bool = False
+    holds: Callable = without_lora
 
 
 @contextlib.contextmanager

@@ -1,0 +1,64 @@
+"""Convolutions: every geometry against the loop, and the windows against the definition."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers as L
+
+from keras_dp import testing
+from keras_dp.clipping.rules.windows import Windows, spatial_sizes
+
+GEOMETRIES = {
+    "stride above the kernel": (L.Conv2D(2, 2, 3), (7, 8, 2)),
+    "uneven": (L.Conv2D(3, (3, 2), (1, 2), padding="same"), (5, 6, 2)),
+    "kernel as large as the image": (L.Conv2D(3, 3), (3, 3, 2)),
+    "kernel larger than the image": (L.Conv2D(3, 5, padding="same"), (3, 2, 2)),
+    "one channel": (L.Conv2D(3, 4, 2, padding="same"), (6, 6, 1)),
+    "pointwise and strided": (L.Conv2D(3, 1, 2), (5, 5, 12)),
+    "causal and dilated": (L.Conv1D(3, 3, dilation_rate=2, padding="causal"), (7, 12)),
+    "causal by identity": (L.Conv1D(3, 3, padding="causal"), (7, 2)),
+    "groups": (L.Conv1D(6, 2, groups=3, padding="same"), (5, 6)),
+    "transposed, stride above the kernel": (L.Conv2DTranspose(2, 2, 3), (3, 3, 2)),
+    "transposed with output padding": (
+        L.Conv1DTranspose(3, 3, 2, padding="same", output_padding=1),
+        (4, 2),
+    ),
+    "depthwise": (L.DepthwiseConv2D((2, 3), 2, padding="same", depth_multiplier=3), (5, 4, 2)),
+    "separable": (L.SeparableConv2D(3, (3, 2), padding="same", depth_multiplier=2), (4, 5, 2)),
+}
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_geometries(name):
+    layer, shape = GEOMETRIES[name]
+    testing.check_rule(layer, shape)
+
+
+@pytest.mark.parametrize("frozen", ["depthwise_kernel", "pointwise_kernel", "bias"])
+def test_frozen_parts(frozen):
+    layer = L.SeparableConv1D(3, 2)
+    layer.build((None, 5, 2))
+    getattr(layer, frozen).trainable = False
+    testing.check_rule(layer, (5, 2))
+
+
+@pytest.mark.parametrize("channels", [1, 3, 12])
+@pytest.mark.parametrize("padding", ["valid", "same"])
+@pytest.mark.parametrize("kernel, stride, dilation", [(2, 1, 1), (3, 2, 1), (2, 1, 2), (2, 3, 1)])
+def test_patches_are_what_the_convolution_sees(channels, padding, kernel, stride, dilation):
+    """conv(x, K) = patches @ K, also where the sizes are known only when it runs."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 6, 7, channels)).astype("float32")
+    weights = rng.normal(size=(kernel, kernel, channels, 4)).astype("float32")
+    want = tf.nn.convolution(x, weights, stride, padding.upper(), dilations=dilation)
+    windows = Windows((kernel,) * 2, (stride,) * 2, (dilation,) * 2, padding)
+
+    def patches(x):
+        return windows.patches(x, spatial_sizes(want))
+
+    unknown = tf.function(
+        patches, input_signature=[tf.TensorSpec([None, None, None, channels])], autograph=False
+    )
+    for seen in (patches(tf.constant(x)), unknown(x)):
+        got = tf.reshape(seen[:, 0] @ weights.reshape(-1, 4), want.shape)
+        np.testing.assert_allclose(got, want, atol=1e-5)
