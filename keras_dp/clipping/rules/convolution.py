@@ -5,6 +5,8 @@ over output positions. So it is a :class:`Product`, of patches that are made whe
 and not kept.
 """
 
+import math
+
 import tensorflow as tf
 
 from keras_dp.clipping import shapes
@@ -66,6 +68,12 @@ def separable(use, g):
     yield from _bias(layer, g)
 
 
+# From this many numbers on, patches of one channel cost more than their own kind of product.
+_LARGE_WINDOW = 25
+# The depthwise kernel uses one core for all channels of one image.
+_PIECES = 4
+
+
 class Convolution(Form):
     """The kernel gradients of an ordinary convolution.
 
@@ -82,12 +90,26 @@ class Convolution(Form):
 
     def squared_norms(self):
         """Those of the product; kept as a product if that has the gradients."""
+        if self._has_one_channel():
+            self.kept = PerExample(_examples_as_channels(self.windows, self.a, self.g), self.shape)
+            self.way = "examples as channels"
+            return self.kept.squared_norms()
         product = self.product(self.a, self.g)
         norms = product.squared_norms()
         self.way = product.way
         if product.gradient is not None:
             self.kept = product
         return norms
+
+    def _has_one_channel(self):
+        windows = self.windows
+        return (
+            windows.rank == 2
+            and self.shape[2] == 1
+            and math.prod(windows.kernel_size) >= _LARGE_WINDOW
+            and windows.strides[0] == windows.strides[1]
+            and not windows.dilated
+        )
 
     def product(self, a, g):
         """The gradients as a :class:`Product` of patches and output gradients."""
@@ -148,6 +170,31 @@ class Convolution(Form):
         """The matrix product of each example."""
         product = self.product(self.a, self.g) if self.kept is None else self.kept
         return product.per_example()
+
+
+def _examples_as_channels(windows, a, g):
+    """The kernel gradients of images with one channel, ``[batch, *kernel_size, 1, filters]``.
+
+    With the examples in the place of channels they are one depthwise convolution's, in which each
+    channel has filters of its own. No patches are made.
+    """
+    size, filters = tf.shape(a)[0], g.shape[-1]
+    step = (size + _PIECES - 1) // _PIECES
+    pieces = []
+    for k in range(_PIECES):
+        # The last pieces go over rows a second time rather than to be empty.
+        start = tf.minimum(k * step, size - step)
+        image = tf.transpose(a[start : start + step], [3, 1, 2, 0])
+        backward = tf.transpose(g[start : start + step], [1, 2, 0, 3])
+        gradient = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter(
+            input=image,
+            filter_sizes=tf.stack([*windows.kernel_size, step, filters]),
+            out_backprop=tf.reshape(backward, [1, *spatial_sizes(g), step * filters]),
+            strides=[1, *windows.strides, 1],
+            padding=windows.padding.upper(),
+        )
+        pieces.append(tf.transpose(gradient, [2, 0, 1, 3])[k * step - start :])
+    return tf.expand_dims(tf.concat(pieces, 0), 3)
 
 
 def _depthwise(windows, a, g, shape):

@@ -6,6 +6,7 @@ import tensorflow as tf
 from keras import layers as L
 
 from keras_dp import testing
+from keras_dp.clipping.rules.convolution import Convolution
 from keras_dp.clipping.rules.windows import Windows, spatial_sizes
 
 GEOMETRIES = {
@@ -14,6 +15,7 @@ GEOMETRIES = {
     "kernel as large as the image": (L.Conv2D(3, 3), (3, 3, 2)),
     "kernel larger than the image": (L.Conv2D(3, 5, padding="same"), (3, 2, 2)),
     "one channel": (L.Conv2D(3, 4, 2, padding="same"), (6, 6, 1)),
+    "one channel, large window": (L.Conv2D(3, (5, 6), 2, padding="same"), (7, 8, 1)),
     "pointwise and strided": (L.Conv2D(3, 1, 2), (5, 5, 12)),
     "causal and dilated": (L.Conv1D(3, 3, dilation_rate=2, padding="causal"), (7, 12)),
     "causal by identity": (L.Conv1D(3, 3, padding="causal"), (7, 2)),
@@ -62,3 +64,27 @@ def test_patches_are_what_the_convolution_sees(channels, padding, kernel, stride
     for seen in (patches(tf.constant(x)), unknown(x)):
         got = tf.reshape(seen[:, 0] @ weights.reshape(-1, 4), want.shape)
         np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 7, 8, 9, 16])
+def test_one_channel_in_pieces(batch):
+    """Every row of a batch of any size is there once, in its place."""
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=(batch, 6, 7, 1)).astype("float32")
+    g = rng.normal(size=(batch, 2, 3, 2)).astype("float32")
+    windows = Windows((5, 5), (1, 1), (1, 1), "valid")
+    form = Convolution(windows, a, g, (5, 5, 1, 2))
+    norms = form.squared_norms()
+    assert form.way == "examples as channels"
+    want = [
+        tf.raw_ops.Conv2DBackpropFilter(
+            input=a[i : i + 1],
+            filter_sizes=[5, 5, 1, 2],
+            out_backprop=g[i : i + 1],
+            strides=[1, 1, 1, 1],
+            padding="VALID",
+        )
+        for i in range(batch)
+    ]
+    np.testing.assert_allclose(form.per_example(), np.stack(want), atol=1e-4)
+    np.testing.assert_allclose(norms, np.sum(np.square(want), (1, 2, 3, 4)), rtol=1e-4)

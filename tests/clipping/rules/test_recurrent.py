@@ -344,8 +344,11 @@ def test_activity_regularizers():
 
 def test_activity_of_folded_rows_belongs_to_its_example():
     rows = tf.constant([[1.0, -2.0], [3.0, 0.0], [4.0, 5.0], [0.0, 6.0]])
-    losses = example_loss.activity_losses([(keras.regularizers.L1(1.0), rows, 2)])
+    regularized = [(keras.regularizers.L1(1.0), rows, 2)]
+    losses, ((start, gradient),) = example_loss.activity_losses(regularized, 10.0)
     np.testing.assert_allclose(losses, [6, 15])
+    assert start is rows
+    np.testing.assert_allclose(gradient, 10 * np.sign(rows))
 
 
 # What has no rule --------------------------------------------------------------------------
