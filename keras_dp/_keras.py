@@ -9,7 +9,8 @@ these names changes. Why each is needed:
 ``Layer._trainable_variables``  the weights a layer owns itself, without its children's.
 ``Layer._seed_generators``    the one state besides metrics that a private step advances.
 ``Functional``                the class of models made of a graph of layers; and
-``Operation._inbound_nodes``  with what a part of the graph is called.
+``Operation._inbound_nodes``  with what a part of the graph is called;
+``_keras_history``            and which operation made a tensor of it.
 ``_keras_mask``               a mask travels as an attribute of a tensor; slices lose it.
 ``Layer._call_has_mask_arg``, ``_call_has_training_arg``  what a wrapper may hand on.
 ``Model._compute_loss``       calls a user's ``compute_loss`` with the arguments it takes.
@@ -106,6 +107,13 @@ def operations(model):
 def symbolic_calls(operation):
     """``(args, kwargs)`` of every call of ``operation`` in a graph of layers."""
     return [(node.arguments.args, node.arguments.kwargs) for node in operation._inbound_nodes]
+
+
+def arithmetic_operations():
+    """The classes of what ``x + y``, ``-``, ``*`` and ``/`` put into a graph of layers."""
+    x = keras.KerasTensor((None, 1))
+    results = (x + x, x - x, x * x, x / x)
+    return tuple(type(result._keras_history.operation) for result in results)
 
 
 def get_mask(tensor):

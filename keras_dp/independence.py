@@ -268,6 +268,8 @@ def _draw_leaf(leaf, index, rows, kind, replacement):
             return tf.cast(tf.constant(values), leaf.dtype)
     if kind == "normal":
         values = 1.0 + 3.0 * rng.normal(size=shape) if replacement else rng.normal(size=shape)
+        # Zeros are what a model may ask for: floats that it takes for a mask, or for padding.
+        values *= rng.uniform(size=shape) > 0.2
     elif kind == "pixels":
         values = rng.uniform(high=128.0 if replacement else 256.0, size=shape)
     else:

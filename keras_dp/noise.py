@@ -107,9 +107,9 @@ class GaussianNoise:
 
 def _streams(sizes):
     """The positions of ``sizes``, in order, as groups that share a stream."""
-    groups, total = [], _STREAM
+    groups, total = [], 0
     for k, size in enumerate(sizes):
-        if total + size > _STREAM:
+        if not groups or total + size > _STREAM:
             groups.append([])
             total = 0
         groups[-1].append(k)

@@ -80,7 +80,7 @@ def test_small_tensors_share_a_stream_and_large_ones_do_not():
     assert _streams([3, 4, big, 5, 6]) == [[0, 1], [2], [3, 4]]
     assert _streams([]) == []
     assert _streams([big + 1]) == [[0]]
-    sizes = [(3,), (2, 2), (0,), (), (5,)]
+    sizes = [(0,), (3,), (2, 2), (0,), (), (5,)]
     shapes = [z.shape for z in GaussianNoise().draw(sizes, 2.0)]
     assert [tuple(s) for s in shapes] == sizes
 

@@ -105,6 +105,18 @@ def _by_rows(value, differentiated, others, scale):
         )
         return result, found
 
-    values, gradients = tf.vectorized_map(one, (differentiated, others))
+    # The tape of the model has to see what a loss reads of it besides these tensors, and only that.
+    rows_of = ([tf.stop_gradient(t) for t in differentiated], others)
+    try:
+        values, gradients = tf.vectorized_map(one, rows_of)
+    except (TypeError, ValueError, NotImplementedError, tf.errors.OpError):
+        # Losses with control flow of their own; an error of the loss itself comes again.
+        values, gradients = _one_after_another(one, rows_of)
     floats = [(t, g) for t, g in zip(differentiated, gradients) if t.dtype.is_floating]
     return values, floats
+
+
+def _one_after_another(one, rows_of):
+    specs = [tf.TensorSpec(t.shape[1:], t.dtype) for t in rows_of[0]]
+    signature = (tf.TensorSpec([], tf.float32), specs)
+    return tf.map_fn(one, rows_of, fn_output_signature=signature, parallel_iterations=1)

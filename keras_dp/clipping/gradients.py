@@ -192,7 +192,10 @@ def _require_valid(model, loss, x, backend):
     """
     specs = _specs(x)
     trial = backend in ("auto", "layerwise")
-    layers = tuple((id(layer), layer.trainable) for layer in _keras.all_layers(model))
+    layers = tuple(
+        (id(layer), layer.trainable, id(getattr(layer, "activation", None)))
+        for layer in _keras.all_layers(model)
+    )
     state = (trial, layers, str(specs))
     # A trace is rare and may follow any change; an eager step is neither.
     eager = tf.executing_eagerly()

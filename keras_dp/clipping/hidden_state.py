@@ -12,8 +12,16 @@ import tensorflow as tf
 from keras_dp import _keras
 from keras_dp.errors import IncompatibleModelError
 
-# Operations that write a tf.Variable.
-_WRITES = ("Assign", "ResourceScatter", "ResourceStridedSliceAssign")
+# Operations that write a tf.Variable, a table or a queue.
+_WRITES = (
+    "Assign",
+    "LookupTableImport",
+    "LookupTableInsert",
+    "LookupTableRemove",
+    "QueueEnqueue",
+    "ResourceScatter",
+    "ResourceStridedSliceAssign",
+)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,8 @@ from (input, output gradient) of every layer come each example's norm and, once 
 factors are known, the clipped sum ("book-keeping", Bu et al. 2022, arXiv 2210.00038).
 """
 
+import functools
+
 import keras
 import tensorflow as tf
 
@@ -57,7 +59,8 @@ def weight_forms(model, loss, variables, data, loss_scale=1, constants=None):
     x, y, sample_weight = data
     size = rows.count((x, y, sample_weight))
     recorder = Recorder(model, variables, batch=size, constants=constants)
-    with tf.GradientTape(watch_accessed_variables=False) as tape, recorder.recording(tape):
+    tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
+    with tape, recorder.recording(tape):
         with hidden_state.refused(model), keras.StatelessScope(collect_losses=True) as scope:
             y_pred = _keras.call_model(model, x)
         _refuse_added_losses(model, loss, scope, recorder)
@@ -65,6 +68,8 @@ def weight_forms(model, loss, variables, data, loss_scale=1, constants=None):
             model, loss, variables, x, y, y_pred, sample_weight, loss_scale
         )
         activity, more = example_loss.activity_losses(recorder.activity, loss_scale)
+    if loss is not None or not _keras.overrides_compute_loss(model):
+        _refuse_other_reads(tape, losses, recorder)
     recorder.check_strays()
     recorder.check_rows(losses.shape[0])
     _refuse_written_weights(variables, scope)
@@ -88,13 +93,27 @@ def _forms_of_uses(uses, tape, starts, loss_scale, scope):
         ]
         if loss_scale != 1:
             own = [tf.cast(g, tf.float32) / loss_scale for g in own]
-        rule = use.rule
-        pairs = rule.forms(use, *own) if rule else fallback.per_example_gradients(use, own, scope)
-        for variable, form in pairs:
+        for variable, form in _after(own, functools.partial(_forms_of_use, use, own, scope)):
             if not isinstance(use.rows_per_example, int) or use.rows_per_example > 1:
                 form = form.grouped(use.rows_per_example)
             found.setdefault(id(variable), (variable, []))[1].append(form)
     return {key: forms.merge(uses_of) for key, (_, uses_of) in found.items()}
+
+
+def _forms_of_use(use, gradients, scope):
+    if use.rule is None:
+        return list(fallback.per_example_gradients(use, gradients, scope))
+    return list(use.rule.forms(use, *gradients))
+
+
+def _after(gradients, compute):
+    """What ``compute`` returns, computed once the gradients are there.
+
+    What depends on the input of a layer alone (patches, say) would else be made for all layers
+    before the backward pass, and kept.
+    """
+    with tf.control_dependencies(gradients):
+        return compute()
 
 
 def clip_and_sum(found, variables, counted, privacy, batch):
@@ -102,7 +121,7 @@ def clip_and_sum(found, variables, counted, privacy, batch):
     used = [v for v in variables if id(v) in found]
     by_weight, apart = forms.side_by_side([found[id(v)] for v in used])
     # The shape is a check: a layer that was called on other rows than the examples fails.
-    squares = [tf.zeros([batch]), *(f.squared_norms() for f in by_weight)]
+    squares = [tf.zeros([batch]), *(_after(f.tensors(), f.squared_norms) for f in by_weight)]
     squared = tf.add_n(squares)
     factors, finite = clip.clip_factors(privacy.clipping, squared, privacy.l2_norm_clip, counted)
     sums = {}
@@ -120,6 +139,16 @@ def _refuse_written_weights(variables, scope):
             f"The forward pass writes the trained weights {written}, which only the clipped and "
             "noised update may do. Take the assignment out of the layer's call."
         )
+
+
+def _refuse_other_reads(tape, losses, recorder):
+    """Raises NotLayerwise when the loss of an example reads more of the model than its outputs.
+
+    What a layer has left somewhere holds the values of the whole batch.
+    """
+    outputs = [o for use in recorder.uses for o in use.outputs]
+    if any(g is not None for g in tape.gradient(losses, outputs)):
+        raise NotLayerwise("the loss reads more of the model than its outputs")
 
 
 def _refuse_added_losses(model, loss, scope, recorder):

@@ -137,7 +137,9 @@ class DPOptimizer:
         """Clipped sums -> the private gradient: (sum + noise) / batch_size + regularizers."""
         private = [s * (1 / self.batch_size) for s in sums]
         if self.noise_multiplier > 0:
-            noise = self._noise.draw([tuple(s.shape) for s in sums], self.noise_stddev)
+            # Not before the sums are there: the noise of a large model takes room.
+            with tf.control_dependencies(sums):
+                noise = self._noise.draw([tuple(s.shape) for s in sums], self.noise_stddev)
             private = [p + z for p, z in zip(private, noise)]
         return [
             p if r is None else p + r for p, r in zip(private, regularizer_gradients(variables))

@@ -492,3 +492,78 @@ def test_an_activity_regularizer_inside_a_layer_without_a_rule():
     want = _oracle_with_added_losses(model, x, y)
     with pytest.warns(UserWarning, match="activity regularizer inside"):
         checks.assert_sums_close(_sums(model, x, y), want)
+
+
+class Keeps(L.Layer):
+    """Leaves its output where a loss may read it."""
+
+    def call(self, x):
+        self.kept = x
+        return x * 1.0
+
+
+def test_a_loss_that_reads_activations():
+    """It would read those of the whole batch: examples are trained one by one."""
+    keeps = Keeps()
+    model = keras.Sequential([keras.Input((4,)), L.Dense(3), keeps, L.Dense(3)])
+    x, y = zoo.batch(model)
+
+    def loss(y, p):
+        return CROSSENTROPY(y, p) + 10 * keras.ops.mean(keeps.kept)
+
+    with pytest.warns(UserWarning, match="vectorized.*the loss reads more of the model"):
+        got = _sums(model, x, y, loss=loss)
+    one_by_one = checks.plain_loop(model, x, y, 0.5, loss=lambda y, p, sample_weight: loss(y, p))
+    checks.assert_sums_close(got, one_by_one[1])
+    with pytest.raises(keras_dp.IncompatibleModelError, match="reads more of the model"):
+        _sums(model, x, y, loss=loss, backend="layerwise")
+
+
+CONTROL_FLOW = {
+    "cond": lambda z: tf.cond(z[0, 0] > 0, lambda: tf.reduce_sum(z**2), lambda: tf.reduce_sum(z)),
+    "while": lambda z: tf.while_loop(
+        lambda k, _: k < 3, lambda k, s: (k + 1, s * tf.reduce_sum(z)), (0, tf.constant(1.0))
+    )[1],
+    "map": lambda z: tf.reduce_sum(tf.map_fn(lambda v: v**3, z[0])),
+}
+
+
+@pytest.mark.parametrize("name", CONTROL_FLOW)
+def test_losses_with_control_flow(name):
+    def loss(y, p, sample_weight=None):
+        return CONTROL_FLOW[name](p)
+
+    model = _dense_model()
+    x, y = zoo.batch(model)
+    want = checks.plain_loop(model, x, y, 0.5, loss=loss)[1]
+    checks.assert_sums_close(_sums(model, x, y, loss=loss), want)
+
+
+class Remembers(L.Layer):
+    """Keeps the data in a table."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, -1.0)
+
+    def call(self, x):
+        self.memory.insert(tf.constant([0], tf.int64), tf.reduce_mean(x)[None])
+        return x
+
+
+@pytest.mark.parametrize("backend", ["layerwise", "vectorized"])
+def test_a_forward_pass_that_writes_a_table_is_refused(backend):
+    model = keras.Sequential([keras.Input((4,)), Remembers(), L.Dense(3)])
+    x, y = zoo.batch(model)
+    with pytest.raises(keras_dp.IncompatibleModelError, match="LookupTableInsert"):
+        _sums(model, x, y, backend=backend)
+
+
+def test_an_activation_put_in_place_after_a_step_is_looked_at():
+    model = _dense_model()
+    x, y = (tf.constant(t) for t in zoo.batch(model))
+    model.compile(_optimizer(), loss=CROSSENTROPY)
+    keras_dp.clipped_gradients(model, x, y, optimizer=model.optimizer)
+    model.layers[0].activation = lambda z: z - tf.reduce_mean(z, 0)
+    with pytest.raises(keras_dp.IncompatibleModelError, match="influence each other"):
+        keras_dp.clipped_gradients(model, x, y, optimizer=model.optimizer)

@@ -43,6 +43,8 @@ class _Run:
 def holds(layer):
     """Whether ``layer`` computes what its class says, with no weights but those of its cell."""
     cell = layer.cell
+    if layer.unroll and layer.go_backwards and layer.zero_output_for_mask:
+        return False  # Keras zeroes the outputs by the mask in the order of the input there
     own = {id(v) for v in _keras.own_trainable_variables(cell)}
     return (
         type(cell) is _CELLS[type(layer)]
@@ -141,7 +143,7 @@ def _gru_step(cell, drops):
             inner, of_candidate = inner[:, : 2 * units], inner[:, 2 * units :]
         else:
             inner = _product(inputs[:2], gates)
-        update, reset = tf.split(cell.recurrent_activation(z[:, : 2 * units] + inner), 2, -1)
+        update, reset = map(cell.recurrent_activation, tf.split(z[:, : 2 * units] + inner, 2, -1))
         if cell.reset_after:
             of_candidate *= reset
         else:

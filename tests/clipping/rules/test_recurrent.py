@@ -37,6 +37,7 @@ OPTIONS = {
 ONLY_GATED = {
     "implementation": dict(implementation=1),
     "recurrent_activation": dict(recurrent_activation="hard_sigmoid"),
+    "activation_over_units": dict(recurrent_activation="softmax", activation="softmax"),
 }
 CASES = [(cell, name) for cell in CELLS for name in OPTIONS] + [
     (cell, name) for cell in CELLS if cell != "simple_rnn" for name in ONLY_GATED
@@ -54,6 +55,7 @@ MASKED_GRADIENTS = {
     "zero_last_output_backwards": True,
     "implementation": False,
     "recurrent_activation": True,
+    "activation_over_units": False,
 }
 DROPOUTS = {
     "inputs": dict(dropout=0.4),
@@ -349,6 +351,13 @@ def test_activity_of_folded_rows_belongs_to_its_example():
     np.testing.assert_allclose(losses, [6, 15])
     assert start is rows
     np.testing.assert_allclose(gradient, 10 * np.sign(rows))
+
+
+def test_what_keras_unrolls_in_another_order_goes_through_the_fallback():
+    options = dict(unroll=True, go_backwards=True, zero_output_for_mask=True)
+    layer = L.LSTM(3, return_sequences=True, **options)
+    assert rules.rule_for(layer) is None
+    _check_loop(_model(layer, masked=True), *_batch(True))
 
 
 # What has no rule --------------------------------------------------------------------------
