@@ -41,8 +41,9 @@ def example_losses(model, loss, variables, x, y, y_pred, sample_weight, scale):
       Others as in :func:`loss_of`.
 
     Returns:
-      ``(losses, starts)``: float32 ``[batch]``; and pairs of a tensor and the gradient of
-      ``scale`` times the sum of the losses with respect to it.
+      ``(losses, starts, given)``: float32 ``[batch]``; pairs of a tensor and the gradient of
+      ``scale`` times the sum of the losses with respect to it; and the tensors that were handed to
+      the loss row by row, or None when it may read more of the model.
     """
     masks = keras.tree.map_structure(_keras.get_mask, y_pred)
     own = loss is None and _keras.overrides_compute_loss(model)
@@ -59,8 +60,11 @@ def example_losses(model, loss, variables, x, y, y_pred, sample_weight, scale):
         if own:
             # It may read more of the model than its outputs, so the whole of it is taped.
             losses = tf.vectorized_map(lambda row: value(*row), (predicted, others))
-            return losses, [(losses, scale * tf.ones_like(losses))]
-        return _by_rows(value, predicted, others, scale)
+            return losses, [(losses, scale * tf.ones_like(losses))], None
+        predicted_alone = [tf.stop_gradient(t) for t in predicted]
+        losses, gradients = _by_rows(value, predicted_alone, others, scale)
+        starts = [(t, g) for t, g in zip(predicted, gradients) if t.dtype.is_floating]
+        return losses, starts, [*predicted_alone, *others]
 
 
 def activity_losses(recorded, scale):
@@ -80,10 +84,10 @@ def activity_losses(recorded, scale):
             def value(output, others, regularizer=regularizer):
                 return tf.cast(tf.reduce_sum(regularizer(output[0][None])), tf.float32)
 
-            losses, more = _by_rows(value, [output], [], scale)
+            losses, (gradient,) = _by_rows(value, [tf.stop_gradient(output)], [], scale)
             losses = tf.reduce_sum(tf.reshape(losses, [-1, count]), 1)
             total = losses if total is None else total + losses
-            starts += more
+            starts.append((output, gradient))
     return total, starts
 
 
@@ -105,18 +109,14 @@ def _by_rows(value, differentiated, others, scale):
         )
         return result, found
 
-    # The tape of the model has to see what a loss reads of it besides these tensors, and only that.
-    rows_of = ([tf.stop_gradient(t) for t in differentiated], others)
     try:
-        values, gradients = tf.vectorized_map(one, rows_of)
+        return tf.vectorized_map(one, (differentiated, others))
     except (TypeError, ValueError, NotImplementedError, tf.errors.OpError):
         # Losses with control flow of their own; an error of the loss itself comes again.
-        values, gradients = _one_after_another(one, rows_of)
-    floats = [(t, g) for t, g in zip(differentiated, gradients) if t.dtype.is_floating]
-    return values, floats
-
-
-def _one_after_another(one, rows_of):
-    specs = [tf.TensorSpec(t.shape[1:], t.dtype) for t in rows_of[0]]
-    signature = (tf.TensorSpec([], tf.float32), specs)
-    return tf.map_fn(one, rows_of, fn_output_signature=signature, parallel_iterations=1)
+        specs = [tf.TensorSpec(t.shape[1:], t.dtype) for t in differentiated]
+        return tf.map_fn(
+            one,
+            (differentiated, others),
+            fn_output_signature=(tf.TensorSpec([], tf.float32), specs),
+            parallel_iterations=1,
+        )

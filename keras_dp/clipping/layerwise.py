@@ -59,17 +59,18 @@ def weight_forms(model, loss, variables, data, loss_scale=1, constants=None):
     x, y, sample_weight = data
     size = rows.count((x, y, sample_weight))
     recorder = Recorder(model, variables, batch=size, constants=constants)
-    tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
+    # A persistent tape makes loops in the model several times as slow; only eager code needs it.
+    tape = tf.GradientTape(persistent=tf.executing_eagerly(), watch_accessed_variables=False)
     with tape, recorder.recording(tape):
         with hidden_state.refused(model), keras.StatelessScope(collect_losses=True) as scope:
             y_pred = _keras.call_model(model, x)
         _refuse_added_losses(model, loss, scope, recorder)
-        losses, starts = example_loss.example_losses(
+        losses, starts, given = example_loss.example_losses(
             model, loss, variables, x, y, y_pred, sample_weight, loss_scale
         )
         activity, more = example_loss.activity_losses(recorder.activity, loss_scale)
-    if loss is not None or not _keras.overrides_compute_loss(model):
-        _refuse_other_reads(tape, losses, recorder)
+    if given is not None:
+        _refuse_other_reads(tape, losses, given, recorder)
     recorder.check_strays()
     recorder.check_rows(losses.shape[0])
     _refuse_written_weights(variables, scope)
@@ -141,14 +142,32 @@ def _refuse_written_weights(variables, scope):
         )
 
 
-def _refuse_other_reads(tape, losses, recorder):
+def _refuse_other_reads(tape, losses, given, recorder):
     """Raises NotLayerwise when the loss of an example reads more of the model than its outputs.
 
     What a layer has left somewhere holds the values of the whole batch.
     """
     outputs = [o for use in recorder.uses for o in use.outputs]
-    if any(g is not None for g in tape.gradient(losses, outputs)):
+    if tf.executing_eagerly():
+        reads = any(g is not None for g in tape.gradient(losses, outputs))
+    else:
+        reads = _depends(losses, outputs, given)
+    if reads:
         raise NotLayerwise("the loss reads more of the model than its outputs")
+
+
+def _depends(tensor, on, given):
+    """Whether a graph computes ``tensor`` from one of ``on`` otherwise than by ``given``."""
+    wanted, seen, todo = {t.ref() for t in on}, {t.ref() for t in given}, [tensor]
+    while todo:
+        tensor = todo.pop()
+        if tensor.ref() in seen:
+            continue
+        seen.add(tensor.ref())
+        if tensor.ref() in wanted:
+            return True
+        todo += tensor.op.inputs
+    return False
 
 
 def _refuse_added_losses(model, loss, scope, recorder):
