@@ -53,7 +53,7 @@ class Entry:
 GREY, COLOUR = (28, 28, 1), (32, 32, 3)
 
 ZOO = {
-    "mlp": Entry("mlp", 256, (4096, 256), (784,), 10, 1_863_690),
+    "mlp": Entry("mlp", 256, (4096, 1024), (784,), 10, 1_863_690),
     "cnn": Entry("cnn", 256, (4096, 256), GREY, 10, 26_010),
     "resnet18": Entry("resnet", 32, (256, 32), COLOUR, 10, 11_173_962),
     "vit": Entry("vit", 64, (512, 64), COLOUR, 10, 2_693_194),

@@ -31,8 +31,8 @@ MUTATIONS = [
     Mutation(
         "clip the mean instead of each example",
         "keras_dp/clipping/layerwise.py",
-        "squared = tf.add_n(squares)\n",
-        "squared = tf.reduce_mean(tf.add_n(squares)) * tf.ones([batch])\n",
+        "squared = tf.add_n([tf.zeros([batch]), *_squared_norms(by_weight)])",
+        "squared = tf.reduce_mean(tf.add_n(_squared_norms(by_weight))) * tf.ones([batch])",
         "tests/conformance/test_lin.py::test_entry_points",
     ),
     Mutation(
@@ -249,6 +249,27 @@ MUTATIONS = [
         "return config | dataclasses.asdict(self._privacy)",
         "return config | dataclasses.asdict(self._privacy) | {'seed': 987654321}",
         "tests/optimizers/test_private.py::test_the_secret_is_in_no_file",
+    ),
+    Mutation(
+        "let a loss read what layers have left of the batch",
+        "keras_dp/clipping/layerwise.py",
+        "reads = _depends(losses, outputs, given)",
+        "reads = False",
+        "tests/clipping/test_gradients.py::test_a_loss_that_reads_activations",
+    ),
+    Mutation(
+        "take a layer on its word however it is called",
+        "keras_dp/clipping/composition.py",
+        "and min(ranks) >= 2 and condition(layer, ranks)",
+        "",
+        "tests/clipping/test_composition.py::test_coupling_by_the_call_is_refused",
+    ),
+    Mutation(
+        "try layers that may share state one by one",
+        "keras_dp/clipping/composition.py",
+        "return found if found is not None and len(found) <= 1 else None",
+        "return found",
+        "tests/clipping/test_composition.py::test_two_other_layers_are_tried_together",
     ),
 ]
 

@@ -63,6 +63,7 @@ class Form(abc.ABC):
     """Per-example gradients of one weight of shape ``shape``."""
 
     shape: tuple
+    makes_much = False  # whether the way to the norms takes room, above what the form holds
 
     @abc.abstractmethod
     def squared_norms(self):

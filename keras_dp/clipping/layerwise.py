@@ -122,8 +122,7 @@ def clip_and_sum(found, variables, counted, privacy, batch):
     used = [v for v in variables if id(v) in found]
     by_weight, apart = forms.side_by_side([found[id(v)] for v in used])
     # The shape is a check: a layer that was called on other rows than the examples fails.
-    squares = [tf.zeros([batch]), *(_after(f.tensors(), f.squared_norms) for f in by_weight)]
-    squared = tf.add_n(squares)
+    squared = tf.add_n([tf.zeros([batch]), *_squared_norms(by_weight)])
     factors, finite = clip.clip_factors(privacy.clipping, squared, privacy.l2_norm_clip, counted)
     sums = {}
     if by_weight:
@@ -131,6 +130,19 @@ def clip_and_sum(found, variables, counted, privacy, batch):
         summed = apart([f.weighted_sum(factors, t) for f, t in zip(by_weight, cleaned)])
         sums = {id(v): total for v, total in zip(used, summed)}
     return [sums[id(v)] if id(v) in sums else tf.zeros(v.shape) for v in variables]
+
+
+def _squared_norms(forms_of_weights):
+    """Each form's squared norms, one after the other where much is made on the way to them.
+
+    The last layers come first, as they do in the backward pass.
+    """
+    squares, before = [], []
+    for form in reversed(forms_of_weights):
+        squares.append(_after([*form.tensors(), *before], form.squared_norms))
+        if form.makes_much:
+            before = squares[-1:]
+    return squares
 
 
 def _refuse_written_weights(variables, scope):

@@ -83,6 +83,8 @@ class Convolution(Form):
       shape: the kernel's shape, ``(*kernel_size, channels / groups, filters)``.
     """
 
+    makes_much = True
+
     def __init__(self, windows, a, g, shape):
         self.windows, self.shape = windows, tuple(shape)
         self.a, self.g = tf.cast(a, tf.float32), tf.cast(g, tf.float32)
