@@ -52,16 +52,16 @@ MUTATIONS = [
     Mutation(
         "divide by the real batch",
         "keras_dp/optimizers/base.py",
-        "private = self.privatize(grads.sums, grads.variables)",
+        "private = self.privatize(grads)",
         "private = [p * self.batch_size / tf.cast(grads.num_examples, tf.float32)"
-        " for p in self.privatize(grads.sums, grads.variables)]",
+        " for p in self.privatize(grads)]",
         "tests/conformance/test_lin.py::test_divisor_is_the_constant",
     ),
     Mutation(
         "scale the noise for the mean, then divide again",
         "keras_dp/optimizers/base.py",
-        "for s in sums], self.noise_stddev)",
-        "for s in sums], self.noise_stddev / self.batch_size)",
+        "for s in private], self.noise_stddev)",
+        "for s in private], self.noise_stddev / self.batch_size)",
         "tests/conformance/test_noise.py::test_entry_points",
     ),
     Mutation(

@@ -22,23 +22,24 @@ def automatic(norms, l2_norm_clip):
 CLIPPINGS = {"flat": flat, "automatic": automatic}
 
 
-def clip_factors(clipping, squared_norms, l2_norm_clip, counted=None):
+def clip_factors(privacy, squared_norms, counted=None):
     """The factor of each example.
 
     Args:
-      clipping: "flat" or "automatic".
+      privacy: the optimizer's :class:`~keras_dp.clipping.settings.PrivacySettings`.
       squared_norms: float32 ``[batch]``, over all weights.
-      l2_norm_clip: C.
       counted: bool ``[batch]`` or None; the examples that take part.
 
     Returns:
-      ``(factors, finite)``, both ``[batch]``. The factor is 0 for an example that does
-      not take part and for one whose gradient is not finite; ``finite`` tells the latter,
-      since 0 times NaN would still be NaN.
+      ``(factors, finite)``, both ``[batch]``. A factor brings the norm to at most C, and is
+      divided by the constant ``batch_size``, so that no weight has to be. It is 0 for an
+      example that does not take part and for one whose gradient is not finite; ``finite``
+      tells the latter, since 0 times NaN would still be NaN.
     """
     finite = tf.math.is_finite(squared_norms)
     norms = tf.sqrt(tf.where(finite, squared_norms, 0.0))
-    factors = tf.where(finite, CLIPPINGS[clipping](norms, l2_norm_clip), 0.0)
+    factors = CLIPPINGS[privacy.clipping](norms, privacy.l2_norm_clip) / privacy.batch_size
+    factors = tf.where(finite, factors, 0.0)
     if counted is not None:
         factors = tf.where(counted, factors, 0.0)
     return factors, finite

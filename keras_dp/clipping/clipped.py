@@ -14,13 +14,14 @@ class ClippedGradients:
     Hand it to ``optimizer.apply_gradients``, once.
 
     Attributes:
-      sums: for each variable, float32, the sum over the batch of the clipped gradients.
-      variables: the trainable variables of the model, in the order of ``sums``.
+      scaled_sums: for each variable, float32, the sum over the batch of the clipped gradients,
+        divided by the constant ``batch_size`` of the optimizer.
+      variables: the trainable variables of the model, in that order.
       loss: float32 scalar, the mean loss of the examples. For logs; not private.
       num_examples: int64 scalar, the examples counted. Not private under Poisson sampling.
     """
 
-    sums: list
+    scaled_sums: list
     variables: list
     loss: tf.Tensor
     num_examples: tf.Tensor
@@ -29,6 +30,11 @@ class ClippedGradients:
 
     def __post_init__(self):
         self._made_in = _current_graph()
+
+    @property
+    def sums(self):
+        """The sums themselves."""
+        return [s * self._optimizer.batch_size for s in self.scaled_sums]
 
     def spend(self, optimizer):
         """Marks the gradients as used by ``optimizer``; they can be used once, by it alone."""

@@ -118,12 +118,12 @@ def _after(gradients, compute):
 
 
 def clip_and_sum(found, variables, counted, privacy, batch):
-    """Norms over all weights, one factor per example, and each weight's clipped sum."""
+    """Norms over all weights, a factor per example, each weight's clipped sum / batch_size."""
     used = [v for v in variables if id(v) in found]
     by_weight, apart = forms.side_by_side([found[id(v)] for v in used])
     # The shape is a check: a layer that was called on other rows than the examples fails.
     squared = tf.add_n([tf.zeros([batch]), *_squared_norms(by_weight)])
-    factors, finite = clip.clip_factors(privacy.clipping, squared, privacy.l2_norm_clip, counted)
+    factors, finite = clip.clip_factors(privacy, squared, counted)
     sums = {}
     if by_weight:
         cleaned = forms.zero_rows(by_weight, finite)

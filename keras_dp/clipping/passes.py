@@ -12,7 +12,7 @@ class Pass:
     """The result of one pass.
 
     Attributes:
-      sums: the clipped sum of each variable, float32.
+      sums: the clipped sum of each variable over the constant ``batch_size``, float32.
       losses: float32 ``[batch]``, the loss of each example. Not private.
       activity: float32 ``[batch]`` or None, each example's activity regularizers.
       y_pred: the model's outputs.

@@ -46,7 +46,7 @@ def clipped_sums(model, loss, variables, batch, privacy, loss_scale, *, loop):
     y_pred = keras.tree.map_structure(_keras.with_mask, *unpack["prediction"](predicted))
     _advance_seeds(model)
     squared = tf.add_n([tf.reduce_sum(tf.square(tf.reshape(g, [size, -1])), 1) for g in gradients])
-    factors, finite = clip.clip_factors(privacy.clipping, squared, privacy.l2_norm_clip, counted)
+    factors, finite = clip.clip_factors(privacy, squared, counted)
     sums = []
     for g in gradients:
         flat = tf.reshape(g, [size, -1])

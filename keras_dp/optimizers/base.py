@@ -130,20 +130,23 @@ class DPOptimizer:
                 "train_step computes gradients has to do the same."
             )
         grads.spend(self)
-        private = self.privatize(grads.sums, grads.variables)
+        private = self.privatize(grads)
         super().apply(private, grads.variables)
 
-    def privatize(self, sums, variables):
-        """Clipped sums -> the private gradient: (sum + noise) / batch_size + regularizers."""
-        private = [s * (1 / self.batch_size) for s in sums]
+    def privatize(self, clipped):
+        """:class:`ClippedGradients` -> the private gradient: sum / batch_size, noise, regularizers.
+
+        Returns:
+          A float32 tensor for each of ``clipped.variables``.
+        """
+        private = clipped.scaled_sums
         if self.noise_multiplier > 0:
             # Not before the sums are there: the noise of a large model takes room.
-            with tf.control_dependencies(sums):
-                noise = self._noise.draw([tuple(s.shape) for s in sums], self.noise_stddev)
+            with tf.control_dependencies([tf.group(*private)]):
+                noise = self._noise.draw([tuple(s.shape) for s in private], self.noise_stddev)
             private = [p + z for p, z in zip(private, noise)]
-        return [
-            p if r is None else p + r for p, r in zip(private, regularizer_gradients(variables))
-        ]
+        regularizers = regularizer_gradients(clipped.variables)
+        return [p if r is None else p + r for p, r in zip(private, regularizers)]
 
     def get_config(self):
         """The Keras optimizer's config and the privacy arguments.

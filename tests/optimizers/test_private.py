@@ -244,10 +244,10 @@ def test_lamb_equals_tensorflow_addons(case):
         with keras.name_scope(scope or "root"):
             variables.append(keras.Variable(value, name=name))
     for step, gradients in enumerate(LAMB["gradients"][case["gradients"]]):
-        sums = [4 * np.float32(g).reshape(v.shape) for g, v in zip(gradients, variables)]
-        sums = [tf.constant(s) for s in sums]
+        scaled = [np.float32(g).reshape(v.shape) for g, v in zip(gradients, variables)]
+        scaled = [tf.constant(s) for s in scaled]
         optimizer.apply_gradients(
-            ClippedGradients(sums, variables, tf.constant(0.0), tf.constant(4), optimizer)
+            ClippedGradients(scaled, variables, tf.constant(0.0), tf.constant(4), optimizer)
         )
         for spec, variable, want in zip(LAMB["variables"], variables, case["after"][step]):
             np.testing.assert_allclose(
@@ -280,7 +280,7 @@ def test_clipping_equals_tensorflow_privacy(name, backend):
         )
         model.compile(optimizer, loss=loss)
         clipped = keras_dp.clipped_gradients(model, x, y, optimizer=optimizer)
-        gradients = optimizer.privatize(clipped.sums, clipped.variables)
+        gradients = optimizer.privatize(clipped)
         for got, want in zip(gradients, result["gradients"]):
             np.testing.assert_allclose(np.ravel(got), want, rtol=2e-5, atol=2e-6)
 
