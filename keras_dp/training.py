@@ -10,7 +10,7 @@ import functools
 import tensorflow as tf
 
 from keras_dp import _keras, padding
-from keras_dp.clipping import gradients, rows
+from keras_dp.clipping import compilation, gradients, rows
 from keras_dp.optimizers.base import private_optimizer, require_one_replica
 
 
@@ -35,7 +35,10 @@ def private_train_step(model, optimizer, data):
     def observe(result, x, y, sample_weight, real):
         logs.update(_update_metrics(model, result, x, y, sample_weight, real))
 
-    clipped = gradients.accumulate(model, x, y, sample_weight, optimizer=optimizer, observe=observe)
+    with compilation.outside_xla(not model.jit_compile):
+        clipped = gradients.accumulate(
+            model, x, y, sample_weight, optimizer=optimizer, observe=observe
+        )
     optimizer.apply_gradients(clipped)
     if optimizer.microbatch_size is not None or optimizer.backend == "loop":
         return model.get_metrics_result()

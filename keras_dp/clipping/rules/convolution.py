@@ -9,7 +9,7 @@ import math
 
 import tensorflow as tf
 
-from keras_dp.clipping import shapes
+from keras_dp.clipping import compilation, shapes
 from keras_dp.clipping.forms import Form, PerExample, Product
 from keras_dp.clipping.rules.axes import sum_to
 from keras_dp.clipping.rules.windows import Windows, spatial_sizes
@@ -111,6 +111,7 @@ class Convolution(Form):
             and math.prod(windows.kernel_size) >= _LARGE_WINDOW
             and windows.strides[0] == windows.strides[1]
             and not windows.dilated
+            and compilation.is_outside_xla()  # which is slow at it
         )
 
     def product(self, a, g):

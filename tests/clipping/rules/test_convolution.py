@@ -1,13 +1,17 @@
 """Convolutions: every geometry against the loop, and the windows against the definition."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as L
 
+import keras_dp
 from keras_dp import testing
+from keras_dp.clipping import compilation
 from keras_dp.clipping.rules.convolution import Convolution
 from keras_dp.clipping.rules.windows import Windows, spatial_sizes
+from tests.fixtures import checks, zoo
 
 GEOMETRIES = {
     "stride above the kernel": (L.Conv2D(2, 2, 3), (7, 8, 2)),
@@ -74,7 +78,8 @@ def test_one_channel_in_pieces(batch):
     g = rng.normal(size=(batch, 2, 3, 2)).astype("float32")
     windows = Windows((5, 5), (1, 1), (1, 1), "valid")
     form = Convolution(windows, a, g, (5, 5, 1, 2))
-    norms = form.squared_norms()
+    with compilation.outside_xla(True):
+        norms = form.squared_norms()
     assert form.way == "examples as channels"
     want = [
         tf.raw_ops.Conv2DBackpropFilter(
@@ -88,3 +93,20 @@ def test_one_channel_in_pieces(batch):
     ]
     np.testing.assert_allclose(form.per_example(), np.stack(want), atol=1e-4)
     np.testing.assert_allclose(norms, np.sum(np.square(want), (1, 2, 3, 4)), rtol=1e-4)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_one_channel_in_fit(jit_compile):
+    """The update of a whole step equals the loop's, whichever way its norms are found."""
+    model = zoo.build("conv2d_one_channel")
+    x, y = zoo.batch(model)
+    norms, want = checks.plain_loop(model, x, y, 1.0)
+    clip = float(np.median(norms))
+    _, want = checks.plain_loop(model, x, y, clip)
+    optimizer = keras_dp.DPSGD(1.0, l2_norm_clip=clip, noise_multiplier=0.0, batch_size=1)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss=loss, jit_compile=jit_compile)
+    before = model.get_weights()
+    model.fit(x, y, batch_size=len(x), verbose=0, shuffle=False)
+    moved = [b - a for a, b in zip(model.get_weights(), before)]
+    checks.assert_sums_close(moved, want)

@@ -1,0 +1,25 @@
+"""Whether the step that is traced is known to stay outside XLA.
+
+Some kernels of TensorFlow are fast, and what XLA makes of the same operation is not. A trace
+does not show who will compile it, so only what is known counts.
+"""
+
+import contextlib
+import contextvars
+
+_outside_xla = contextvars.ContextVar("outside_xla", default=False)
+
+
+@contextlib.contextmanager
+def outside_xla(known):
+    """While open, a step is traced that ``known`` says is not compiled by XLA."""
+    token = _outside_xla.set(bool(known))
+    try:
+        yield
+    finally:
+        _outside_xla.reset(token)
+
+
+def is_outside_xla():
+    """Whether that is known of the step being traced."""
+    return _outside_xla.get()
