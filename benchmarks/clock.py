@@ -113,6 +113,12 @@ def report(measure):
     print(json.dumps(record), flush=True)
 
 
+def forget_peak():
+    """Lets :func:`peak_rss_mb` begin anew, from what is resident now (Linux: proc(5))."""
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+
+
 def peak_rss_mb():
     """The largest resident set of this process so far, in units of 2^20 bytes."""
     unit = 2**20 if sys.platform == "darwin" else 2**10

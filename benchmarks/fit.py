@@ -11,7 +11,8 @@ class _Timer(keras.callbacks.Callback):
         self.clock = clock
 
     def on_train_batch_begin(self, batch, logs=None):
-        self.clock.begin()
+        if self.clock.seconds:  # the first step began with fit
+            self.clock.begin()
 
     def on_train_batch_end(self, batch, logs=None):
         float(logs["loss"])  # waits for the step
@@ -21,7 +22,11 @@ class _Timer(keras.callbacks.Callback):
 
 
 def timed_fit(model, clock, *data, **arguments):
-    """Runs ``model.fit(*data, **arguments)`` until the clock has enough steps."""
+    """Runs ``model.fit(*data, **arguments)`` until the clock has enough steps.
+
+    What ``fit`` does before its first step counts as a part of it.
+    """
+    clock.begin()
     try:
         model.fit(*data, epochs=1, verbose=0, callbacks=[_Timer(clock)], **arguments)
     except EnoughSteps:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.memory --model=cnn --many=65536 --few=256
 
-Both steps are ``benchmarks.measure`` in a process of its own: ``--many`` examples in microbatches
-of ``--few``, and ``--few`` examples in one pass. Their peak memory is compared after the data
-itself, which both hold, was taken off.
+Both steps are ``benchmarks.step_memory`` in a process of its own: ``--many`` examples in
+microbatches of ``--few``, and ``--few`` examples in one pass. Their peak memory is compared after
+the data itself was taken off.
 """
 
 import pathlib
@@ -61,7 +61,7 @@ def main(argv):
     many = Case(FLAGS.model, "keras_dp", "auto", FLAGS.many, FLAGS.few)
     few = Case(FLAGS.model, "keras_dp", "auto", FLAGS.few)
     if not FLAGS.table_only:
-        program = [sys.executable, "-m", "benchmarks.measure"]
+        program = [sys.executable, "-m", "benchmarks.step_memory"]
         runner.measure(found, [[few, many]], lambda case: program)
     text = table(found, many, few)
     (found.path.parent / "results.md").write_text(text)

@@ -79,9 +79,10 @@ class GaussianNoise:
         flat = []
         for number, members in enumerate(streams):
             lengths = [sizes[k] for k in members]
-            bits = self._bits(key, first + number, 2 * -(-sum(lengths) // 2))
-            flat += tf.split(_box_muller(bits, stddev)[: sum(lengths)], lengths)
-        return [tf.reshape(values, shape) for values, shape in zip(flat, shapes)]
+            odd = sum(lengths) % 2
+            bits = self._bits(key, first + number, sum(lengths) + odd)
+            flat += tf.split(_box_muller(bits, stddev), lengths + [1] * odd)[: len(lengths)]
+        return [v if len(s) == 1 else tf.reshape(v, s) for v, s in zip(flat, shapes)]
 
     def _bits(self, key, number, count):
         # A Philox counter has 128 bits: the low half counts within the stream, the high
@@ -122,10 +123,9 @@ def _box_muller(bits, stddev):
 
     Both normals of every pair are used: TensorFlow's own generator takes half as long again.
     """
-    half = bits.shape[0] // 2
-    radius_bits, angle_bits = (tf.cast(b, tf.float32) for b in (bits[:half], bits[half:]))
-    # -2 log of a uniform number (bits + 1/2) / 2^32, which is never 0.
-    squared = tf.maximum(64 * math.log(2) - 2 * tf.math.log(radius_bits + 0.5), 0.0)
-    radius = stddev * tf.sqrt(squared)
+    radius_bits, angle_bits = tf.split(tf.cast(bits, tf.float32), 2)
+    uniform = (radius_bits + 0.5) / 2**32  # never 0
+    # The logarithm of 1 might be rounded to the wrong side of 0.
+    radius = stddev * tf.sqrt(tf.maximum(-2 * tf.math.log(uniform), 0.0))
     angle = angle_bits * (2 * math.pi / 2**32)
     return tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], 0)

@@ -230,8 +230,8 @@ def test_two_uses_in_two_layouts(register):
                 rules.Product(
                     use.input[:, None],
                     g[:, None],
-                    lambda w: tf.linalg.matrix_transpose(w[..., 0, :, :]),
                     use.layer.kernel.shape,
+                    rules.Layout(use.layer.kernel.shape[::-1], (1, 0)),
                 ),
             )
         else:
@@ -240,7 +240,6 @@ def test_two_uses_in_two_layouts(register):
                 rules.Product(
                     use.input[:, None],
                     g[:, None],
-                    lambda w: tf.squeeze(w, -3),
                     use.layer.kernel.shape,
                 ),
             )

@@ -8,8 +8,9 @@ All tensors have the batch as their first axis; norms and sums are float32.
 """
 
 import abc
+import copy
+import dataclasses
 import math
-import types
 
 import tensorflow as tf
 
@@ -54,9 +55,38 @@ def gram_norms(gram_a, gram_g):
     return norms + GRAM_ROUNDING * tf.square(sizes) + lost
 
 
-def one_block(w):
-    """``[..., 1, D, P]`` -> ``[..., D, P]``: how a product becomes a plain matrix."""
-    return tf.squeeze(w, -3)
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a product ``[S, D, P]`` lies in a weight: split, permuted, and reshaped to its shape.
+
+    Uses of a weight whose layouts are equal can be joined along T.
+
+    Attributes:
+      sizes: what S, D and P are split into, one after the other.
+      axes: for each axis of the result, which of those sizes it is.
+    """
+
+    sizes: tuple = ()
+    axes: tuple = ()
+
+    def place(self, product, shape):
+        """``[S, D, P]`` -> ``shape``; or both with a batch before them."""
+        if self.axes == tuple(sorted(self.axes)):
+            return shapes.last(product, 3, shape)
+        product = shapes.last(product, 3, self.sizes)
+        lead = product.shape.rank - len(self.sizes)
+        product = tf.transpose(product, [*range(lead), *(lead + axis for axis in self.axes)])
+        return shapes.last(product, len(self.axes), shape)
+
+
+IN_ORDER = Layout()
+
+
+def blocks_between(blocks, depth, width):
+    """The layout ``[D, S, P]``: the columns of a kernel are split into S blocks."""
+    if blocks == 1:
+        return IN_ORDER
+    return Layout((blocks, depth, width), (1, 0, 2))
 
 
 class Form(abc.ABC):
@@ -131,14 +161,24 @@ class Product(Form):
     Args:
       a: ``[batch, S, T, D]``, the input; S counts blocks with weights of their own.
       g: ``[batch, S, T, P]``, the gradient of the output.
-      to_weight: function from ``[..., S, D, P]`` to ``[..., *shape]``.
       shape: the weight's shape.
+      layout: the :class:`Layout` of ``[S, D, P]`` in it. By default the numbers keep their order.
     """
 
-    def __init__(self, a, g, to_weight, shape):
+    def __init__(self, a, g, shape, layout=IN_ORDER):
         self.a, self.g = tf.cast(a, tf.float32), tf.cast(g, tf.float32)
-        self.to_weight, self.shape = to_weight, tuple(shape)
+        self.shape, self.layout = tuple(shape), layout
         self.gradient = None
+        self._swapped = self.a.shape[3] > self.g.shape[3]
+
+    @classmethod
+    def of_examples(cls, parts):
+        """One product of those of several parts of a batch, whose gradients were made."""
+        gradient = tf.concat([part.gradient for part in parts], 0)
+        whole = copy.copy(parts[0])
+        whole.a = whole.g = None  # what the gradients were made of is not kept
+        whole.gradient = gradient
+        return whole
 
     def squared_norms(self):
         """By the cheaper of the two ways, from the static shapes."""
@@ -152,10 +192,6 @@ class Product(Form):
         if self._swapped:
             return tf.matmul(self.g, self.a, transpose_a=True)
         return tf.matmul(self.a, self.g, transpose_a=True)
-
-    @property
-    def _swapped(self):
-        return self.a.shape[3] > self.g.shape[3]
 
     def ghost_norms(self):
         """By the Gram matrices; with a single position these are numbers."""
@@ -194,7 +230,8 @@ class Product(Form):
         """The ordinary weight gradient of scaled output gradients, or a contraction."""
         if self.gradient is not None:
             total = tf.matmul(tf.expand_dims(factors, 0), shapes.flat(tensors[0]))
-            return self.to_weight(self._in_order(tf.reshape(total, self.gradient.shape[1:])))
+            total = self._in_order(tf.reshape(total, self.gradient.shape[1:]))
+            return self.layout.place(total, self.shape)
         a, g = tensors
         blocks, depth, width = a.shape[1], a.shape[3], g.shape[3]
         if depth < width:  # scaling costs memory traffic
@@ -208,19 +245,19 @@ class Product(Form):
             total = tf.expand_dims(total, 0)
         else:
             total = tf.einsum("bstd,bstp->sdp", a, g)
-        return self.to_weight(total)
+        return self.layout.place(total, self.shape)
 
     def _in_order(self, gradient):
         return tf.linalg.matrix_transpose(gradient) if self._swapped else gradient
 
     def grouped(self, count):
         """The rows' positions one after another."""
-        return Product(_joined(self.a, count), _joined(self.g, count), self.to_weight, self.shape)
+        return Product(_joined(self.a, count), _joined(self.g, count), self.shape, self.layout)
 
     def per_example(self):
         """The matrix product of each example."""
         gradient = self._gradient() if self.gradient is None else self.gradient
-        return self.to_weight(self._in_order(gradient))
+        return self.layout.place(self._in_order(gradient), self.shape)
 
 
 class Rows(Form):
@@ -331,14 +368,14 @@ def merge(forms):
         return forms[0]
     rows = [f for f in forms if type(f) is Rows]
     products = [f for f in forms if type(f) is Product]
-    layouts = {_layout(f.to_weight) for f in products}
+    layouts = {f.layout for f in products}
     if len(rows) + len(products) == len(forms) and len(layouts) <= 1:
         if not products:
             return _one_after_another(rows)
         product = _beside_each_other(products)
         if not rows:
             return product
-        if layouts == {_layout(one_block)} and not _has_many_positions(product):
+        if layouts == {IN_ORDER} and not _has_many_positions(product):
             return Tied(_one_after_another(rows), product)
     return PerExample(tf.add_n([f.per_example() for f in forms]), forms[0].shape)
 
@@ -357,22 +394,7 @@ def _one_after_another(rows):
 def _beside_each_other(products):
     a = tf.concat([f.a for f in products], 2)
     g = tf.concat([f.g for f in products], 2)
-    return Product(a, g, products[0].to_weight, products[0].shape)
-
-
-def _layout(to_weight):
-    """Equal for two ``to_weight`` that put a product into a weight in the same way.
-
-    Uses whose layouts differ (a kernel and its transpose) must not be joined along T, also when
-    their shapes agree. Two functions are the same when they are one, or have one code and the
-    same numbers, names and shapes around it.
-    """
-    if not isinstance(to_weight, types.FunctionType):
-        return to_weight
-    around = [cell.cell_contents for cell in to_weight.__closure__ or ()]
-    around += [*(to_weight.__defaults__ or ()), *(to_weight.__kwdefaults__ or {}).values()]
-    plain = (bool, int, str, list, tuple, dict, tf.TensorShape)
-    return (to_weight.__code__, *(repr(v) if isinstance(v, plain) else id(v) for v in around))
+    return Product(a, g, products[0].shape, products[0].layout)
 
 
 def side_by_side(forms):

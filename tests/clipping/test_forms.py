@@ -15,11 +15,11 @@ def _rows(rng, positions=4, scale=1.0):
     return forms.Rows(tf.constant(ids, tf.int32), tf.constant(e, tf.float32), (VOCABULARY, DEPTH))
 
 
-def _product(rng, positions=3, scale=1.0, to_weight=forms.one_block):
+def _product(rng, positions=3, scale=1.0, layout=forms.IN_ORDER):
     a = scale * rng.normal(size=(BATCH, 1, positions, VOCABULARY))
     g = rng.normal(size=(BATCH, 1, positions, DEPTH))
     return forms.Product(
-        tf.constant(a, tf.float32), tf.constant(g, tf.float32), to_weight, (VOCABULARY, DEPTH)
+        tf.constant(a, tf.float32), tf.constant(g, tf.float32), (VOCABULARY, DEPTH), layout
     )
 
 
@@ -67,7 +67,7 @@ def test_grouped_uses():
     a = tf.constant(rng.normal(size=(4, 1, 3, VOCABULARY)), tf.float32)
     g = tf.constant(rng.normal(size=(4, 1, 3, DEPTH)), tf.float32)
     shape = (VOCABULARY, DEPTH)
-    form = forms.Tied(forms.Rows(ids, e, shape), forms.Product(a, g, forms.one_block, shape))
+    form = forms.Tied(forms.Rows(ids, e, shape), forms.Product(a, g, shape))
     want = form.per_example().numpy().reshape(2, 2, *shape).sum(1)
     grouped = form.grouped(2)
     np.testing.assert_allclose(grouped.squared_norms(), np.sum(np.square(want), (1, 2)), rtol=5e-5)
@@ -114,7 +114,7 @@ def test_a_row_and_a_logit_that_cancel(size):
     shape = (VOCABULARY, DEPTH)
     rows = forms.Rows(ids, tf.constant(e, tf.float32), shape)
     g = tf.constant(g[:, None], tf.float32)
-    product = forms.Product(tf.one_hot(ids, VOCABULARY)[:, None], g, forms.one_block, shape)
+    product = forms.Product(tf.one_hot(ids, VOCABULARY)[:, None], g, shape)
     left = np.float64(rows.g[:, 0]) + np.float64(g[:, 0, 0])
     norms = np.sqrt(forms.merge([rows, product]).squared_norms().numpy())
     assert np.all(norms >= np.linalg.norm(left, axis=1))
@@ -124,8 +124,8 @@ def test_a_kernel_and_its_transpose_are_not_joined():
     """Square shapes agree; the layouts do not."""
     rng = np.random.default_rng(4)
     a = [tf.constant(rng.normal(size=(BATCH, 1, 2, 5)), tf.float32) for _ in range(4)]
-    plain = forms.Product(a[0], a[1], forms.one_block, (5, 5))
-    other = forms.Product(a[2], a[3], lambda w: tf.linalg.matrix_transpose(w[..., 0, :, :]), (5, 5))
+    plain = forms.Product(a[0], a[1], (5, 5))
+    other = forms.Product(a[2], a[3], (5, 5), forms.Layout((5, 5), (1, 0)))
     want = np.einsum("bti,btj->bij", a[0][:, 0], a[1][:, 0])
     want += np.einsum("bti,btj->bji", a[2][:, 0], a[3][:, 0])
     form = forms.merge([plain, other])
@@ -134,17 +134,13 @@ def test_a_kernel_and_its_transpose_are_not_joined():
 
 
 def test_one_layout_written_twice_is_joined():
-    """A rule makes its ``to_weight`` anew for every use."""
+    """A rule makes its layout anew for every use."""
     rng = np.random.default_rng(5)
-
-    def to_weight(axis):
-        return lambda w: tf.squeeze(w, axis)
-
-    uses = [_product(rng, to_weight=to_weight(-3)) for _ in range(2)]
+    sizes = (VOCABULARY, DEPTH)
+    uses = [_product(rng, layout=forms.Layout(sizes, (0, 1))) for _ in range(2)]
     form = forms.merge(uses)
     assert isinstance(form, forms.Product)
     assert form.a.shape[2] == 6
     _check(form, uses)
-    assert not isinstance(
-        forms.merge([uses[0], _product(rng, to_weight=to_weight(1))]), forms.Product
-    )
+    other = _product(rng, layout=forms.Layout((VOCABULARY // 2, 2, DEPTH), (1, 0, 2)))
+    assert not isinstance(forms.merge([uses[0], other]), forms.Product)

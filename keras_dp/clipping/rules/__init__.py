@@ -42,9 +42,15 @@ _RULES = {
     ),
     keras.layers.Attention: _ATTENTION,
     keras.layers.AdditiveAttention: _ATTENTION,
-    keras.layers.LayerNormalization: Rule(normalization.affine),
-    keras.layers.GroupNormalization: Rule(normalization.affine),
-    keras.layers.RMSNormalization: Rule(normalization.affine),
+    keras.layers.LayerNormalization: Rule(
+        normalization.forms, normalization.record, holds=normalization.holds
+    ),
+    keras.layers.GroupNormalization: Rule(
+        normalization.forms, normalization.record, holds=normalization.holds
+    ),
+    keras.layers.RMSNormalization: Rule(
+        normalization.forms, normalization.record, holds=normalization.holds
+    ),
     keras.layers.PReLU: Rule(prelu.prelu),
     keras.layers.LSTM: Rule(recurrent.plain, recurrent.record, whole=True, holds=recurrent.holds),
     keras.layers.GRU: Rule(recurrent.gru, recurrent.record, whole=True, holds=recurrent.holds),

@@ -5,7 +5,7 @@ import math
 import tensorflow as tf
 
 from keras_dp.clipping import shapes
-from keras_dp.clipping.forms import PerExample, Product, one_block
+from keras_dp.clipping.forms import IN_ORDER, Layout, PerExample, Product
 from keras_dp.clipping.rules.axes import flatten_positions, sum_to
 
 
@@ -22,7 +22,7 @@ def dense(use, g):
 def matrix_product(x, g, shape):
     """The form of a matrix ``[D, P]`` in z = x @ matrix, x ``[batch, ..., D]``."""
     a, g = (flatten_positions(_with_position(t), n) for t, n in zip((x, g), shape))
-    return Product(tf.expand_dims(a, 1), tf.expand_dims(g, 1), one_block, shape)
+    return Product(tf.expand_dims(a, 1), tf.expand_dims(g, 1), shape)
 
 
 def _with_position(x):
@@ -60,14 +60,8 @@ def einsum_product(x, inputs, g, outputs, weights, shape):
     b = arranged(g, outputs, batch, blocks, positions, new)
     sizes = dict(zip(weights, shape))
     order = blocks + contracted + new
-
-    def to_weight(w):
-        lead = w.shape.rank - 3
-        w = tf.reshape(w, tf.concat([tf.shape(w)[:lead], [sizes[k] for k in order]], 0))
-        axes = [lead + order.index(k) for k in weights]
-        return tf.transpose(w, [*range(lead), *axes])
-
-    return Product(a, b, to_weight, shape)
+    layout = Layout(tuple(sizes[k] for k in order), tuple(order.index(k) for k in weights))
+    return Product(a, b, shape, IN_ORDER if order == list(weights) else layout)
 
 
 def labels(equation, x, g):

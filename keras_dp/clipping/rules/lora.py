@@ -12,7 +12,7 @@ two factors.
 
 import tensorflow as tf
 
-from keras_dp.clipping.forms import Product, one_block
+from keras_dp.clipping.forms import Product
 from keras_dp.clipping.rules import convolution as plain_convolution
 from keras_dp.clipping.rules import dense as plain_dense
 from keras_dp.clipping.rules import embedding as plain_embedding
@@ -85,7 +85,7 @@ def einsum_dense(use, g):
         batch, *positions = (k for k in outputs if k != last)
         left = plain_dense.arranged(between, hidden, batch, [], positions, [_RANK])
         right = plain_dense.arranged(g, outputs, batch, [], positions, [last])
-        yield b, Product(left, right, one_block, b.shape)
+        yield b, Product(left, right, b.shape)
 
 
 def convolution(use, g):

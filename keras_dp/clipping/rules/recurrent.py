@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from keras_dp import _keras
-from keras_dp.clipping.forms import PerExample, Product
+from keras_dp.clipping.forms import PerExample, Product, blocks_between
 from keras_dp.clipping.rules.rule import replaced
 
 
@@ -206,13 +206,8 @@ def _kernel_form(kernel, inputs, g):
     """The form of ``_product``; each gate is a block of its own where it has its own input."""
     count = len(inputs)
     a, b = tf.stack(inputs, 1), tf.stack(tf.split(g, count, -1), 1)
-
-    def to_weight(w):
-        axes = range(w.shape.rank - 3)
-        w = tf.transpose(w, [*axes, len(axes) + 1, len(axes), len(axes) + 2])
-        return tf.reshape(w, tf.concat([tf.shape(w)[: len(axes)], kernel.shape], 0))
-
-    return Product(a, b, to_weight, kernel.shape)
+    layout = blocks_between(count, a.shape[-1], b.shape[-1])
+    return Product(a, b, kernel.shape, layout)
 
 
 def _input_forms(cell, run, g):

@@ -90,7 +90,7 @@ class Windows:
         if self.groups > 1:
             pieces = tf.transpose(pieces, [0, 2, 1, 3])
         axis = 2 if self.groups > 1 else 1
-        patches = tf.gather(pieces, tf.reshape(self.seen(a, positions), [-1]), axis=axis)
+        patches = tf.gather(pieces, self.seen(a, positions), axis=axis)
         return shapes.rows(patches, self.groups, total, depth)
 
     def _convolved_with_identity(self, a, positions):
@@ -104,15 +104,16 @@ class Windows:
     def seen(self, padded, positions):
         """Int ``[T, window size]``: numbers of the inputs, spatial axes flattened."""
         sizes = [_size(padded, k + 1) for k in range(self.rank)]
-        ranges = np.arange if _static([*positions, *sizes]) else tf.range
+        static = _static([*positions, *sizes])
+        ranges, reshape = (np.arange, np.reshape) if static else (tf.range, tf.reshape)
         numbers = 0
         for k, (size, count, stride, width, dilation) in enumerate(
             zip(sizes, positions, self.strides, self.kernel_size, self.dilation_rate)
         ):
-            starts = tf.reshape(ranges(count) * stride, _axis(k, 2 * self.rank))
-            offsets = tf.reshape(ranges(width) * dilation, _axis(self.rank + k, 2 * self.rank))
+            starts = reshape(ranges(count) * stride, _axis(k, 2 * self.rank))
+            offsets = reshape(ranges(width) * dilation, _axis(self.rank + k, 2 * self.rank))
             numbers = numbers * size + starts + offsets
-        return tf.reshape(numbers, [-1, math.prod(self.kernel_size)])
+        return reshape(numbers, [-1, math.prod(self.kernel_size)])
 
 
 def spatial_sizes(tensor):
