@@ -20,20 +20,24 @@ import math
 import absl.logging
 import dp_accounting
 import numpy as np
+from dp_accounting import dp_event
 from dp_accounting import rdp as dp_accounting_rdp
 from scipy import special, stats
 
+_SMALL_ORDERS = [1.005, 1.01, 1.02, 1.035, 1.05, 1.075]  # the best ones for epsilon above 500
 _LARGE_ORDERS = [2048, 4096, 8192, 16384]  # the best ones when epsilon is below 0.02
-ORDERS = np.append(dp_accounting_rdp.RdpAccountant().orders, _LARGE_ORDERS)
+ORDERS = np.concatenate([_SMALL_ORDERS, dp_accounting_rdp.RdpAccountant().orders, _LARGE_ORDERS])
 ORDERS.flags.writeable = False
 
 # With less noise than this sampling hides next to nothing; a closed form is then as good
 # as the integral, whose grid would grow with 1 / noise_multiplier**2.
 _CLOSED_FORM_BELOW = 0.05
+_CLOSED_FORM_BELOW_AT_ANY_ORDER, _CLOSED_FORM_FROM_ORDER = 0.01, 1.1
 # With more noise than this, the accountant's fractional orders are too large to be the best.
 _INTEGRATED_FROM = 10.0
 # More points than this would take longer than the result is worth.
-_MOST_POINTS = 4e5
+_MOST_POINTS, _MOST_MIXTURE_POINTS = 4e5, 4e6
+_MOST_NOISE_WITHOUT_REPLACEMENT = 1e3
 # log(A) under this is integrated: the rounding errors of the accountant reach 1e-11.
 _ACCOUNTANT_FROM = 1e-4
 
@@ -48,9 +52,9 @@ def divergences(event, replace_one=False):
 
     Args:
       event: ``GaussianDpEvent``, ``PoissonSampledDpEvent`` or ``SampledWithoutReplacementDpEvent``
-        of one, ``TruncatedSubsampledGaussianDpEvent``, or ``NonPrivateDpEvent``. Noise multipliers
-        are relative to the clipping norm and lie in [1e-100, 1e10], sampling probabilities in
-        [1e-50, 1].
+        of one, ``TruncatedSubsampledGaussianDpEvent``, ``MixtureOfGaussiansDpEvent`` with the
+        sensitivities 0, 1, 2 ..., or ``NonPrivateDpEvent``. Noise multipliers are relative to the
+        clipping norm and lie in [1e-100, 1e10], sampling probabilities in [1e-50, 1].
       replace_one: bool, whether neighbouring data sets differ by an example that any other one
         replaces. Else by one that is added, removed or replaced by a null one.
 
@@ -70,6 +74,8 @@ def divergences(event, replace_one=False):
         rdp = _sampled_without_replacement(event, replace_one)
     elif isinstance(event, dp_accounting.GaussianDpEvent):
         rdp = _gaussian(event.noise_multiplier, replace_one)
+    elif isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
+        rdp = _gaussian_mixture(event)
     else:
         rdp = dp_accounting_rdp.RdpAccountant(ORDERS).compose(event).rdp
     rdp.flags.writeable = False
@@ -91,8 +97,25 @@ def epsilon_of(rdp, delta):
     Returns:
       float, at least ``LEAST_EPSILON``; ``inf`` when the RDP is infinite at every order.
     """
-    bounds = rdp + np.log1p(-1 / ORDERS) - (math.log(delta) + np.log(ORDERS)) / (ORDERS - 1)
-    return max(float(np.min(bounds)), LEAST_EPSILON)
+    return max(float(np.min(_bounds(rdp, delta))), LEAST_EPSILON)
+
+
+def best_order(rdp, delta):
+    """The order that :func:`epsilon_of` takes, and whether one outside the range might do better.
+
+    Args:
+      rdp: float array ``[len(ORDERS)]``, not infinite at every order.
+      delta: float in (0, 1).
+
+    Returns:
+      float, the order; bool, whether it is the smallest or largest at which the RDP is known.
+    """
+    best, known = np.argmin(_bounds(rdp, delta)), np.flatnonzero(np.isfinite(rdp))
+    return float(ORDERS[best]), bool(best in (known[0], known[-1]))
+
+
+def _bounds(rdp, delta):
+    return rdp + np.log1p(-1 / ORDERS) - (math.log(delta) + np.log(ORDERS)) / (ORDERS - 1)
 
 
 def _gaussian(sigma, replace_one):
@@ -111,7 +134,11 @@ def _sampled_gaussian(q, sigma, replace_one):
 
 def _added_sampled_gaussian(q, sigma):
     if sigma < _CLOSED_FORM_BELOW:
-        return _small_noise_bound(q, sigma)
+        rdp = _small_noise_bound(q, sigma)
+        if sigma >= _CLOSED_FORM_BELOW_AT_ANY_ORDER:
+            small = ORDERS < _CLOSED_FORM_FROM_ORDER
+            rdp[small] = [sampled_gaussian_divergence(q, sigma, a) for a in ORDERS[small]]
+        return rdp
     if sigma >= _INTEGRATED_FROM:
         return np.array([sampled_gaussian_divergence(q, sigma, a) for a in ORDERS])
     rdp = np.full(len(ORDERS), np.inf)  # and so it stays at the large orders
@@ -175,19 +202,75 @@ def _truncated_gaussian(event, replace_one):
 def _sampled_without_replacement(event, replace_one):
     """Wang, Balle, Kasiviswanathan 2019 (arXiv 1808.00087), Theorem 27, as in dp-accounting.
 
-    It reads the noise relative to the sensitivity, which is twice the clipping norm here.
+    It reads the noise relative to the sensitivity, which is twice the clipping norm here. Where
+    that bound is larger than the divergence without sampling, the latter holds: the divergence of
+    a mixture is at most the largest of its parts.
     """
     if not replace_one:
         raise ValueError(
             "Sampling without replacement is accounted for neighbouring data sets of one size "
             'only. Pass neighboring_relation="replace_one".'
         )
-    half = dp_accounting.GaussianDpEvent(event.event.noise_multiplier / 2)
+    sigma = event.event.noise_multiplier
+    unsampled = _gaussian(sigma, replace_one)
+    if sigma < _CLOSED_FORM_BELOW:
+        return unsampled
+    # More noise costs no more. From here on differences of numbers close to 1 lose their digits.
+    half = dp_accounting.GaussianDpEvent(min(sigma, _MOST_NOISE_WITHOUT_REPLACEMENT) / 2)
     halved = dp_accounting.SampledWithoutReplacementDpEvent(
         event.source_dataset_size, event.sample_size, half
     )
     relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-    return dp_accounting_rdp.RdpAccountant(ORDERS, relation).compose(halved).rdp
+    sampled = dp_accounting_rdp.RdpAccountant(ORDERS, relation).compose(halved).rdp
+    return np.minimum(sampled, unsampled)
+
+
+def _gaussian_mixture(event):
+    """A group of k examples, of which a random number J is in the batch: the larger direction.
+
+    The outputs with and without the group are M, the mixture of N(j, s^2) with the probabilities
+    of J = j, and N(0, s^2) (Charles et al. 2024, arXiv 2407.07737, on user-level sampling). Orders
+    at which the integral would take too long are left out.
+    """
+    sigma, probabilities = event.standard_deviation, np.array(event.sampling_probs)
+    largest = len(probabilities) - 1
+    # A polynomial of degree k with positive coefficients has no root within an angle of pi / k
+    # from the positive axis, so M has no zero within pi s^2 / k from the real axis.
+    fine = min(sigma / 4, sigma**2 / (2 * largest))
+
+    def points(a):
+        step = sigma / 4 if a.is_integer() else fine
+        return np.arange(-10 * sigma, largest * a + 10 * sigma, step)
+
+    def takes_too_long(a):
+        step = sigma / 4 if a.is_integer() else fine
+        return (largest * a + 20 * sigma) / step * len(probabilities) > _MOST_MIXTURE_POINTS
+
+    rdp = np.full(len(ORDERS), np.inf)
+    if takes_too_long(ORDERS[0]):
+        return rdp
+    z_removed = points(ORDERS[0])
+    log_ratio = _log_gaussian_mixture(probabilities, sigma, z_removed)
+    log_density = _log_normal(sigma, z_removed) + log_ratio
+    for i, a in enumerate(ORDERS):
+        if not takes_too_long(a):
+            z = points(a)
+            log_added = _log_gaussian_mixture(probabilities, sigma, z)
+            added = _integrated(log_added, _log_normal(sigma, z), z, a)
+            rdp[i] = max(added, _integrated(-log_ratio, log_density, z_removed, a))
+    return rdp
+
+
+def _log_gaussian_mixture(probabilities, sigma, z):
+    """log of the ratio of the mixture of N(j, s^2) to N(0, s^2), without cancellation near 0."""
+    j = np.arange(1, len(probabilities))[:, None]
+    log_shift = j * (2 * z - j) / (2 * sigma**2)
+    near = np.all(log_shift < 30, axis=0)
+    weighted = np.log(probabilities[1:, None]) + log_shift
+    result = special.logsumexp(weighted, axis=0)
+    result = np.logaddexp(np.log(probabilities[0]), result)
+    result[near] = np.log1p(probabilities[1:] @ np.expm1(log_shift[:, near]))
+    return result
 
 
 def sampled_gaussian_divergence(sampling_probability, noise_multiplier, order):

@@ -8,9 +8,19 @@ central limit theorem ("GDP") is no bound and is offered nowhere.
 An epoch is ``steps_per_epoch(num_examples, batch_size)`` updates, everywhere.
 """
 
-from keras_dp.accounting.calibration import compute_epsilon, compute_noise_multiplier
+from keras_dp.accounting.advice import warn_about_settings
+from keras_dp.accounting.calibration import (
+    compute_batch_size,
+    compute_delta,
+    compute_epochs,
+    compute_epsilon,
+    compute_noise_multiplier,
+    compute_steps,
+    most_steps,
+)
 from keras_dp.accounting.composition import ACCOUNTANTS, epsilon_of_phases
-from keras_dp.accounting.curve import EpsilonCurve
+from keras_dp.accounting.curve import EpsilonCurve, statement
+from keras_dp.accounting.groups import epsilon_of_group
 from keras_dp.accounting.phases import (
     NEIGHBORING_RELATIONS,
     SAMPLINGS,
@@ -18,7 +28,12 @@ from keras_dp.accounting.phases import (
     common_relation,
     steps_per_epoch,
 )
-from keras_dp.accounting.statement import privacy_statement, statement
+from keras_dp.accounting.statement import (
+    privacy_report,
+    privacy_statement,
+    report_of_phases,
+    statement_of_phases,
+)
 
 __all__ = [
     "ACCOUNTANTS",
@@ -27,10 +42,20 @@ __all__ = [
     "EpsilonCurve",
     "Phase",
     "common_relation",
+    "compute_batch_size",
+    "compute_delta",
+    "compute_epochs",
     "compute_epsilon",
     "compute_noise_multiplier",
+    "compute_steps",
+    "epsilon_of_group",
     "epsilon_of_phases",
+    "most_steps",
+    "privacy_report",
     "privacy_statement",
+    "report_of_phases",
     "statement",
+    "statement_of_phases",
     "steps_per_epoch",
+    "warn_about_settings",
 ]

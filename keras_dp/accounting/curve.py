@@ -1,11 +1,12 @@
 """Epsilon of one kind of training as a function of its length."""
 
 import dataclasses
-import warnings
 
+from keras_dp.accounting.advice import warn_about_settings
 from keras_dp.accounting.checks import checked_delta
 from keras_dp.accounting.composition import Spent
 from keras_dp.accounting.phases import Phase
+from keras_dp.accounting.statement import statement_of_phases
 
 
 class EpsilonCurve:
@@ -79,22 +80,10 @@ class EpsilonCurve:
         return Spent([self.phase(steps, epochs_begun)]).pld_epsilon(self.delta)
 
     def warn(self, stacklevel=1):
-        """Warns about settings under which epsilon says nothing or little.
+        """Warns about settings under which epsilon says nothing or little."""
+        warn_about_settings([self.start], self.delta, stacklevel + 1)
 
-        Args:
-          stacklevel: int, whose line the warning shows: 1 for the caller's, 2 for that of the
-            caller's caller, as in ``warnings.warn``.
-        """
-        if self.start.noise_multiplier == 0:
-            warnings.warn(
-                "NOT PRIVATE: noise_multiplier is 0, so epsilon is infinite. Use it to debug only.",
-                stacklevel=stacklevel + 1,
-            )
-        num_examples = self.start.num_examples
-        if self.delta >= 1 / num_examples:
-            warnings.warn(
-                f"delta={self.delta:g} is not below 1 / num_examples = "
-                f"{1 / num_examples:.3g}: publishing one random example in full would satisfy "
-                "such a guarantee. Choose a smaller delta.",
-                stacklevel=stacklevel + 1,
-            )
+
+def statement(curve, steps, epochs_begun=None):
+    """The paragraph of :func:`privacy_statement`."""
+    return statement_of_phases([curve.phase(steps, epochs_begun)], curve.delta)

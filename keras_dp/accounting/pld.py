@@ -2,7 +2,7 @@
 
 They are pessimistic (Doroshenko et al. 2022, "Connect the dots", arXiv 2207.04380): tighter than
 RDP nearly everywhere, and slower. Where one cannot be computed soundly in reasonable time and
-memory (epsilon above 1000, more than 1e7 releases, a delta near the rounding errors of the
+memory (epsilon above 1000, more than 2e6 sampled releases, a delta near the rounding errors of the
 convolutions, a grid or a mechanism that dp-accounting refuses), or is not tighter, the value of
 RDP stands, also a valid bound.
 """
@@ -10,13 +10,16 @@ RDP stands, also a valid bound.
 import math
 
 import dp_accounting
+import numpy as np
+from dp_accounting import dp_event
 from dp_accounting import pld as dp_accounting_pld
 
 from keras_dp import renyi
 
 # Probabilities from convolutions by FFT are off by about 2e-17 per composed release.
 _FFT_ERROR_PER_RELEASE = 1e-16
-_MOST_RELEASES = 10**7
+# More convolved releases than this need a grid so coarse that RDP is as good.
+_MOST_RELEASES = 2 * 10**6
 _MOST_POINTS, _QUICK_POINTS = 1e6, 3e5
 
 _RELATIONS = {
@@ -41,7 +44,7 @@ def epsilon_of(releases, relation, delta, rdp_epsilon):
     """
     if not _is_sound(releases, delta, rdp_epsilon):
         return rdp_epsilon
-    fft_error = _FFT_ERROR_PER_RELEASE * sum(r.count for r in releases)
+    fft_error = _FFT_ERROR_PER_RELEASE * _convolved(releases)
     spacing, _ = _grid(releases, relation, rdp_epsilon)
     accountant = dp_accounting_pld.PLDAccountant(_RELATIONS[relation], spacing)
     try:
@@ -52,7 +55,8 @@ def epsilon_of(releases, relation, delta, rdp_epsilon):
         if "non-increasing" not in str(error):
             raise
         return rdp_epsilon
-    epsilon = float(accountant.get_epsilon(delta - fft_error))
+    with np.errstate(over="ignore"):  # of an intermediate ratio, in comparisons where inf will do
+        epsilon = float(accountant.get_epsilon(delta - fft_error))
     return min(max(epsilon, renyi.LEAST_EPSILON), rdp_epsilon)
 
 
@@ -66,7 +70,7 @@ def is_quick(releases, relation, delta, rdp_epsilon):
 
 def _is_sound(releases, delta, rdp_epsilon):
     """Whether rounding errors and truncated tails stay well below delta, and the grid fits."""
-    count = sum(r.count for r in releases)
+    count = _convolved(releases)
     return (
         renyi.LEAST_EPSILON < rdp_epsilon < 1000
         and count <= _MOST_RELEASES
@@ -74,6 +78,11 @@ def _is_sound(releases, delta, rdp_epsilon):
         and delta >= 1e-12  # dp-accounting truncates tails of about 1e-15
         and not any(_is_without_replacement(r.event) for r in releases)
     )
+
+
+def _convolved(releases):
+    """How many releases are composed by convolution: all but plain Gaussians, which are one."""
+    return sum(count for _, count in _parts(releases))
 
 
 def _is_without_replacement(event):
@@ -97,7 +106,9 @@ def _gaussian_precision(releases):
 
 
 def _noise_multiplier(event):
-    """Of a sampled Gaussian, truncated or not."""
+    """Of a sampled Gaussian, relative to the largest sensitivity (truncation aside)."""
+    if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
+        return event.standard_deviation / max(event.sensitivities)
     inner = getattr(event, "event", event)
     return inner.noise_multiplier
 
