@@ -1,7 +1,6 @@
 """A ledger on disk: read whole, written whole, by one process at a time."""
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -9,6 +8,11 @@ import pathlib
 import tempfile
 
 from keras_dp.errors import LedgerError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None
 
 FORMAT = "keras_dp privacy ledger"
 VERSION = 1
@@ -31,6 +35,12 @@ def checked_path(path):
         raise LedgerError(
             f"A ledger's path must be a file or a folder; received {path!r}. Pass for example "
             "'checkpoints/privacy_ledger.json'."
+        )
+    if fcntl is None:
+        raise LedgerError(
+            "A ledger on disk needs file locks (fcntl), which this operating system lacks: two "
+            "runs could lose what the other spent. Keep it in memory, PrivacyLedger(num_examples="
+            "...), and store its to_json()."
         )
     if "://" in os.fspath(path):
         raise LedgerError(
