@@ -1,10 +1,8 @@
 """RDP of one release against independent computations of it."""
 
 import decimal
-import logging
 import math
 
-import absl.logging
 import dp_accounting
 import numpy as np
 import pytest
@@ -138,26 +136,3 @@ def test_conversion_equals_that_of_dp_accounting():
 
 def test_zero_is_never_returned():
     assert renyi.epsilon_of(np.full(len(renyi.ORDERS), 1e-300), 0.5) == renyi.LEAST_EPSILON > 0
-
-
-def test_only_the_convergence_message_is_silenced():
-    messages = []
-
-    class Recorder(logging.Handler):
-        def emit(self, record):
-            messages.append(record.getMessage())
-
-    logger, recorder = absl.logging.get_absl_logger(), Recorder()
-    logger.addHandler(recorder)
-    try:
-        accountant = dp_accounting_rdp.RdpAccountant([1.2, 2])
-        accountant.compose(sampled(0.08, 1.0))  # says that order 1.2 did not converge
-        assert len(messages) == 1 and "failed to converge" in messages.pop()
-        with renyi._without_convergence_warnings():
-            dp_accounting_rdp.RdpAccountant([1.2, 2]).compose(sampled(0.08, 1.0))
-            absl.logging.warning("something %s", "else")
-        assert messages == ["something else"]
-        absl.logging.warning("an order failed to converge, outside of the block")
-        assert len(messages) == 2
-    finally:
-        logger.removeHandler(recorder)

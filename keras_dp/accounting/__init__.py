@@ -19,7 +19,6 @@ from keras_dp.accounting.calibration import (
     most_steps,
 )
 from keras_dp.accounting.composition import ACCOUNTANTS, epsilon_of_phases
-from keras_dp.accounting.curve import EpsilonCurve, statement
 from keras_dp.accounting.groups import epsilon_of_group
 from keras_dp.accounting.phases import (
     NEIGHBORING_RELATIONS,
@@ -39,7 +38,6 @@ __all__ = [
     "ACCOUNTANTS",
     "NEIGHBORING_RELATIONS",
     "SAMPLINGS",
-    "EpsilonCurve",
     "Phase",
     "common_relation",
     "compute_batch_size",
@@ -54,7 +52,6 @@ __all__ = [
     "privacy_report",
     "privacy_statement",
     "report_of_phases",
-    "statement",
     "statement_of_phases",
     "steps_per_epoch",
     "warn_about_settings",
