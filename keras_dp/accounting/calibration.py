@@ -1,6 +1,7 @@
 """Epsilon of a planned training, and the settings that keep it within a target."""
 
 import dataclasses
+import functools
 import math
 
 from scipy import optimize
@@ -15,7 +16,7 @@ from keras_dp.accounting.checks import (
 )
 from keras_dp.accounting.composition import ACCOUNTANTS, Spent, epsilon_of_phases
 from keras_dp.accounting.groups import epsilon_of_group
-from keras_dp.accounting.phases import MOST_NOISE, MOST_RELEASES, Phase, steps_per_epoch
+from keras_dp.accounting.phases import MOST_NOISE, MOST_RELEASES, NO_NOISE, Phase, steps_per_epoch
 
 _SIGMA_TOLERANCE = 1e-5
 _LOG_DELTA_TOLERANCE = 1e-3
@@ -369,7 +370,8 @@ def compute_delta(
     most = math.log1p(-1e-9)
 
     def excess(log_delta):
-        return epsilon_of_phases([phase], math.exp(log_delta), accountant) - target
+        epsilon = epsilon_of_phases([phase], math.exp(log_delta), accountant)
+        return min(math.log(epsilon / target), 1e3)
 
     if excess(most) > 0:
         raise ValueError(
@@ -378,12 +380,7 @@ def compute_delta(
         )
     if excess(_LEAST_LOG_DELTA) <= 0:
         return math.exp(_LEAST_LOG_DELTA)
-    log_delta = optimize.brentq(
-        lambda value: min(excess(value), 1e3 * target),
-        _LEAST_LOG_DELTA,
-        most,
-        xtol=_LOG_DELTA_TOLERANCE,
-    )
+    log_delta = optimize.brentq(excess, _LEAST_LOG_DELTA, most, xtol=_LOG_DELTA_TOLERANCE)
     while excess(log_delta) > 0:
         log_delta += _LOG_DELTA_TOLERANCE
     return math.exp(min(log_delta, most))
@@ -406,12 +403,12 @@ def most_steps(phases_after, target_epsilon, delta, accountant="rdp"):
     def within(steps, by):
         return epsilon_of_phases(phases_after(steps), delta, by) <= target_epsilon
 
-    steps = _largest(lambda steps: within(steps, "rdp"), 0, MOST_RELEASES, 0)
-    if accountant == "pld" and steps < MOST_RELEASES:
-        steps = _largest(
-            lambda steps: within(steps, "pld"), steps or 0, MOST_RELEASES, _PLD_TOLERANCE
-        )
-    return steps or 0
+    # RDP is quick, and what stays within by RDP does by PLD.
+    steps = _largest(lambda steps: within(steps, "rdp"), 0, MOST_RELEASES, 0) or 0
+    if accountant == "pld":
+        by_pld = functools.partial(within, by="pld")
+        steps = _largest(by_pld, steps, MOST_RELEASES, _PLD_TOLERANCE) or 0
+    return steps
 
 
 def _largest(allows, start, most, tolerance):
@@ -450,7 +447,8 @@ def _guessed_sigma(phase, epsilon, delta):
     rho = (math.sqrt(cost + epsilon) - math.sqrt(cost)) ** 2
     q = 1.0 if phase.sampling in ("shuffle", "full_batch") else phase.sampling_probability
     releases = min(phase.releases, MOST_RELEASES)
-    return 1 / math.sqrt(math.log1p(2 * rho / (releases * q**2)))
+    sigma = 1 / math.sqrt(math.log1p(2 * rho / (releases * q**2)))
+    return min(max(sigma, 10 * NO_NOISE), MOST_NOISE)
 
 
 def _bracket(excess, start):

@@ -1,5 +1,6 @@
 """The guarantee in words and numbers."""
 
+import json
 import re
 
 import pytest
@@ -7,11 +8,15 @@ import pytest
 from keras_dp.accounting import (
     Phase,
     compute_epsilon,
+    epsilon_of_phases,
+    privacy_report,
     privacy_statement,
+    report_of_phases,
+    statement_of_phases,
 )
 from keras_dp.accounting.composition import Spent
 from keras_dp.accounting.statement import _shown
-from tests.accounting.runs import RUN
+from tests.accounting.runs import RUN, Training, needs_truncation, quietly
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +82,85 @@ def test_statement_leaves_out_a_slow_pld():
     phase = Phase(steps=10**4, **{k: v for k, v in run.items() if k != "delta"})
     assert not Spent([phase]).pld_is_quick(run["delta"])
     assert "PLD" not in privacy_statement(steps=10**4, **run)
+
+
+def test_the_report_is_json_and_agrees_with_the_functions():
+    report = privacy_report(epochs=60, group_size=3, **RUN)
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+    assert report["epsilon_rdp"] == compute_epsilon(epochs=60, **RUN)
+    assert report["epsilon_pld"] == compute_epsilon(epochs=60, accountant="pld", **RUN)
+    assert report["group"]["epsilon_rdp"] == compute_epsilon(epochs=60, group_size=3, **RUN)
+    assert report["private"] and report["delta"] == 1e-5 and 1 < report["rdp_order"] < 60
+    assert report["statement"] == privacy_statement(epochs=60, group_size=3, **RUN)
+    assert [Phase.from_dict(p).steps for p in report["phases"]] == [14100]
+    assert set(report["versions"]) == {"keras_dp", "dp-accounting"}
+
+
+def test_a_report_without_noise_promises_nothing():
+    report = quietly(privacy_report, epochs=1, group_size=2, **(RUN | {"noise_multiplier": 0}))
+    assert not report["private"] and report["epsilon_rdp"] is None
+    assert report["epsilon_pld"] is None and report["group"]["epsilon_rdp"] is None
+    assert report["statement"].startswith("NOT PRIVATE")
+    assert "For a person with 2 examples nothing is promised" in report["statement"]
+    json.dumps(report, allow_nan=False)
+
+
+def test_a_report_before_the_first_update():
+    report = report_of_phases([Training(**RUN).phase(0)], 1e-5)
+    assert report["private"] and report["epsilon_rdp"] == 0.0
+    assert "epsilon = 0 at" in report["statement"] and "0 updates" in report["statement"]
+
+
+def test_statement_for_users():
+    text = privacy_statement(epochs=1, unit="user", examples_per_user=4, **RUN)
+    assert "one user, who counts with at most 4 examples in an update" in text
+    assert "by one user that is added or removed" in text
+    assert "clipped per-user gradients" in text and "draws each user" in text
+    assert "per-example" not in text
+    with pytest.raises(ValueError, match="examples_per_user=4 with unit='example'"):
+        privacy_statement(epochs=1, examples_per_user=4, **RUN)
+
+
+def test_statement_for_groups():
+    text = privacy_statement(epochs=60, group_size=3, **RUN)
+    epsilon = compute_epsilon(epochs=60, group_size=3, **RUN)
+    assert f"For a person with up to 3 examples, epsilon = {_shown(epsilon)} at" in text
+    text = privacy_statement(epochs=60, group_size=2, neighboring_relation="replace_one", **RUN)
+    assert "by the general rule for groups, which is loose" in text
+    assert "any other one replaces" in text and "half the sensitivity" in text
+
+
+@needs_truncation
+def test_statement_for_truncated_draws():
+    text = privacy_statement(epochs=1, capacity=300, **RUN)
+    assert "draws of more than 300 are cut to it at random" in text
+
+
+def test_statement_for_draws_without_replacement():
+    text = privacy_statement(epochs=1, sampling="without_replacement", **RUN)
+    assert "draws exactly 256 of 60000 examples" in text and "any other one replaces" in text
+
+
+def test_statement_of_several_phases():
+    phases = [Training(**RUN).phase(100), Training(**RUN, sampling="shuffle").phase(470)]
+    text = statement_of_phases(phases, 1e-5)
+    epsilon = epsilon_of_phases(phases, 1e-5)
+    assert f"epsilon = {_shown(epsilon)} at delta = 1e-05 by Renyi DP" in text
+    assert "Mechanism in phase 1 of 2: 100 updates" in text
+    assert "Sampling assumed in phase 2 of 2: fixed batches" in text and "zero-out" in text
+    with pytest.raises(ValueError, match="different units"):
+        statement_of_phases([phases[0], Training(**RUN, unit="user").phase(1)], 1e-5)
+    with pytest.raises(ValueError, match="received no phases"):
+        statement_of_phases([], 1e-5)
+
+
+@pytest.mark.parametrize("value", [1, 0, -2, 2.0, True, "2"])
+def test_bad_group_sizes(value):
+    with pytest.raises(ValueError, match=f"group_size must be.*{value!r}"):
+        privacy_report(epochs=1, group_size=value, **RUN)
+
+
+def test_no_central_limit_figure_is_offered():
+    with pytest.raises(ValueError, match="accountant must be one of 'rdp', 'pld'"):
+        compute_epsilon(epochs=1, accountant="gdp", **RUN)
+    assert "GDP" not in privacy_statement(epochs=1, **RUN)
