@@ -4,7 +4,8 @@ Written against Keras 3.12 to 3.15; ``tests/test_keras_private.py`` tells when o
 these names changes. Why each is needed:
 
 ``TensorFlowTrainer``         its ``train_step`` is where a private step has to begin:
-                              later, only the gradient of the batch mean is left.
+                              later, only the gradient of the batch mean is left. Its ``fit``
+                              and ``train_on_batch`` are public methods of every model.
 ``Layer._flatten_layers``     to reach every nested layer.
 ``Layer._trainable_variables``  the weights a layer owns itself, without its children's.
 ``Layer._seed_generators``    the one state besides metrics that a private step advances.

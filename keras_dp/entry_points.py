@@ -15,7 +15,6 @@ import weakref
 from keras_dp import _keras
 
 _fits = weakref.WeakKeyDictionary()
-_askers = weakref.WeakKeyDictionary()
 
 
 class FitCall:
@@ -50,16 +49,26 @@ def current_fit(model):
 
 
 def ask_before_train_on_batch(model, callback):
-    """Has ``callback.before_train_on_batch()`` called before each ``model.train_on_batch``.
+    """Has ``callback.before_train_on_batch(model)`` called before each ``model.train_on_batch``.
 
-    What it raises keeps the update from happening. The callback is held weakly.
+    Until the next ``fit`` of the model begins, which may bring other callbacks. What it raises
+    keeps the update from happening.
 
     Args:
       model: ``keras.Model``.
       callback: object with that method.
     """
-    askers = _askers.setdefault(model, weakref.WeakSet())
-    askers.add(callback)
+    _asked(model).append(callback)
+
+
+def _asked(model):
+    # On the model, so that both can be freed together; past Keras's tracking of attributes.
+    if _ASKED not in model.__dict__:
+        object.__setattr__(model, _ASKED, [])
+    return model.__dict__[_ASKED]
+
+
+_ASKED = "_keras_dp_before_train_on_batch"
 
 
 @contextlib.contextmanager
@@ -84,13 +93,14 @@ def install():
 
     @functools.wraps(plain_fit)
     def fit(self, *args, **kwargs):
+        _asked(self).clear()
         with _inside_fit(self, FitCall(plain_fit, self, args, kwargs)):
             return plain_fit(self, *args, **kwargs)
 
     @functools.wraps(plain_train_on_batch)
     def train_on_batch(self, *args, **kwargs):
-        for asker in list(_askers.get(self, ())):
-            asker.before_train_on_batch(self)
+        for callback in _asked(self):
+            callback.before_train_on_batch(self)
         return plain_train_on_batch(self, *args, **kwargs)
 
     fit.keras_dp = train_on_batch.keras_dp = True

@@ -277,7 +277,9 @@ def merged_phases(phases):
         if phase.steps:
             settings = dataclasses.replace(phase, steps=0, epochs_begun=_passes(phase, 0))
             steps, passes = totals.get(settings, (0, 0))
-            totals[settings] = steps + phase.steps, passes + phase.passes
+            # No more passes than updates can show: else those of one phase would count for another.
+            shown = min(phase.passes, phase.participations_per_update * phase.steps)
+            totals[settings] = steps + phase.steps, passes + shown
     return [
         dataclasses.replace(settings, steps=steps, epochs_begun=_passes(settings, passes))
         for settings, (steps, passes) in totals.items()
@@ -324,18 +326,24 @@ class _Book:
 
     @contextlib.contextmanager
     def exclusive(self):
-        """While open, no other thread or process writes. What is put counts from the end on."""
+        """While open, no other thread or process writes. What is put counts from the end on.
+
+        After an error nothing of it counts.
+        """
         with self._mutex:
             if self.path is None or self._writing:
                 yield
                 return
             with ledger_file.locked(self.path):
-                self._writing = True
+                self._refresh()
+                before, self._writing = dict(self._entries), True
                 try:
-                    self._refresh()
                     yield
                     content = {"data": self.data, **_entries_as_json(self._entries.values())}
                     ledger_file.write(self.path, content)
+                except BaseException:
+                    self._entries = before
+                    raise
                 finally:
                     self._writing = False
 

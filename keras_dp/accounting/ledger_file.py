@@ -57,9 +57,12 @@ def locked(path):
 
     The lock is on a file of its own: the ledger is replaced at each write.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_name(path.name + ".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _writable(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(path.with_name(path.name + ".lock"), "a")
+    with lock:
+        with _writable(path):
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -127,7 +130,7 @@ def read(path):
 
 def write(path, content):
     """Replaces the ledger at ``path``. After a crash it holds the old content or the new."""
-    try:
+    with _writable(path):
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with open(handle, "w", encoding="utf-8") as file:
@@ -139,11 +142,17 @@ def write(path, content):
         except BaseException:
             os.unlink(temporary)
             raise
-        folder = os.open(path.parent, os.O_RDONLY)
+        folder = os.open(path.parent, os.O_RDONLY)  # makes the new name outlive a power cut
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+@contextlib.contextmanager
+def _writable(path):
+    try:
+        yield
     except OSError as error:
         raise LedgerError(
             f"The ledger {path} cannot be written ({error}), so no update may be made that it "

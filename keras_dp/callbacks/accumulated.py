@@ -22,7 +22,7 @@ def first_seen(optimizer):
     """An optimizer that has made updates before anybody watched may have batches left."""
     if optimizer not in _seen:
         _seen.add(optimizer)
-        if int(optimizer.iterations.numpy()) > 0:
+        if int(optimizer.iterations) > 0:
             _cut.add(optimizer)
 
 

@@ -70,6 +70,8 @@ class AccountingCallback(keras.callbacks.Callback):
         self._fit = entry_points.current_fit(self.model)
         self._source.check(optimizer, self._fit)
         advice.warn_about_settings([self._source.phase(optimizer)], self._delta)
+        if optimizer is not self._optimizer and self._spending and not self._spending.closed:
+            self._spending.end_epoch()
         self._optimizer, self._made_before_fit = optimizer, None
         accumulated.first_seen(optimizer)
         earlier = current_spending(self._ledger, optimizer)

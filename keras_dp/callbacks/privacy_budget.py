@@ -17,8 +17,8 @@ class PrivacyBudget(AccountingCallback):
     Training ends in the middle of an epoch if need be, as after the last epoch: ``fit`` returns,
     and the model can be used and saved. Keras makes ``steps_per_execution`` updates at a time; if
     fewer are left, none of them is made. A ``fit`` that could make no update at all raises, and so
-    does ``model.train_on_batch`` after a ``fit`` with this callback (for as long as the callback
-    exists). When to stop depends on public numbers only.
+    does ``model.train_on_batch`` if the last ``fit`` of the model had this callback. When to stop
+    depends on public numbers only.
 
     With a ``ledger``, earlier trainings on the same data count, and so do others that run at the
     same time: what they have reserved is not there to be spent.

@@ -1,6 +1,7 @@
 """What one optimizer spends, written to the ledger before it is spent."""
 
 import atexit
+import contextlib
 import dataclasses
 import os
 import secrets
@@ -63,10 +64,11 @@ class Spending:
     def __init__(self, book, optimizer, phase, accumulates):
         self.phase = phase
         self._book, self._accumulates = book, accumulates
-        # Not the optimizer itself: its other variables would be kept from being freed.
-        self._iterations, self._run_id = optimizer.iterations, optimizer.run_variable
+        # Kept while updates are reserved, so that their number can be read; not beyond, so that
+        # its variables can be freed.
+        self._optimizer, self._kept = weakref.ref(optimizer), None
         self._chunk, self._reserved_at = 1, -_SECONDS_PER_RESERVATION
-        self._closed = False
+        self.closed = False
         with book.exclusive():
             self._begin()
         _all.add(self)
@@ -89,8 +91,11 @@ class Spending:
         self._put()
 
     def _position(self):
-        run = self._run_id.numpy().tobytes().hex()
-        return run, int(self._iterations.numpy())
+        """The run, and its updates so far."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return self._run, self._reserved
+        return optimizer.run_id, int(optimizer.iterations)
 
     def read(self):
         """int, updates that led to the present weights: the optimizer's ``iterations``.
@@ -98,7 +103,7 @@ class Spending:
         If a checkpoint was restored since the last look, what had been reserved before stays
         spent, and a new stretch begins.
         """
-        if self._closed:
+        if self.closed:
             raise PrivacyError(
                 "Two callbacks with one ledger were told different things about this fit, and it "
                 "can be counted in one way only. Give both the same sampler, or the same "
@@ -106,7 +111,7 @@ class Spending:
             )
         run, made = self._position()
         if run != self._run or made < self.made:
-            with self._book.exclusive():
+            with self._writing():
                 self._stop_following()
                 self._begin()
         elif made > self.made:
@@ -131,7 +136,7 @@ class Spending:
         """
         if stop <= self.reserved(within):
             return True
-        with self._book.exclusive():
+        with self._writing():
             made = self.read()
             most = self._rounded_up(max(stop, made + self._next_chunk()))
             if within is not None:
@@ -139,7 +144,7 @@ class Spending:
                 if most < stop:
                     return False
                 self._granted = most
-            self._reserved = max(most, made)
+            self._reserved, self._kept = max(most, made), self._optimizer()
             self._put()
         return True
 
@@ -184,17 +189,28 @@ class Spending:
         """Sets the ledger to what was made: nothing is under way."""
         self._reserved = self._granted = self.read()
         if self._differs():
-            with self._book.exclusive():
+            with self._writing():
                 self._put()
+        self._kept = None
 
     def close(self):
         """Settles, and lets others follow the optimizer."""
         self.settle()
         self._stop_following()
-        self._closed = True
+        self.closed = True
 
     def _stop_following(self):
         del self._book.live[self._writer]
+
+    @contextlib.contextmanager
+    def _writing(self):
+        try:
+            with self._book.exclusive():
+                yield
+        except BaseException:
+            self._reserved = self._granted = self.made
+            self._put_entry = None  # whatever is on file, it has to be written again
+            raise
 
     def _put(self):
         if self._differs():
@@ -236,11 +252,12 @@ class Spending:
     def _next_chunk(self):
         """Updates to reserve: about as many as are made between two reservations."""
         now = time.monotonic()
-        if now - self._reserved_at < _SECONDS_PER_RESERVATION:
-            self._chunk *= 2
-        elif now - self._reserved_at > 4 * _SECONDS_PER_RESERVATION:
-            self._chunk = max(self._chunk // 2, 1)
+        lasted = (now - self._reserved_at) / _SECONDS_PER_RESERVATION
         self._reserved_at = now
+        if lasted < 0.5:
+            self._chunk *= 4 if lasted < 0.25 else 2
+        elif lasted > 2:
+            self._chunk = max(self._chunk // 2, 1)
         return self._chunk
 
     def _largest(self, most, within):
@@ -272,5 +289,5 @@ def _settle_all():
     """An orderly end leaves no more on file than was spent."""
     if os.getpid() == _process:
         for one in list(_all):
-            if not one._closed:
+            if not one.closed:
                 one.settle()

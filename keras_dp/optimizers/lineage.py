@@ -30,11 +30,6 @@ class Lineage:
         """str, 32 hex digits: the same for all optimizers restored from one another."""
         return self._run.numpy().tobytes().hex()
 
-    @property
-    def run_variable(self):
-        """int64 ``tf.Variable`` ``[2]``, the bytes of :attr:`run_id`."""
-        return self._run
-
     def save_own_variables(self, store):
         """The state of the Keras optimizer, and the run id."""
         super().save_own_variables(store)

@@ -3,7 +3,6 @@
 import types
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -166,7 +165,7 @@ def test_validation_split():
     assert logger.steps == 5
 
 
-@pytest.mark.parametrize("split", np.linspace(0.03, 0.97, 12))
+@pytest.mark.parametrize("split", [0.03, 0.1, 0.25, 0.3, 0.97])
 def test_validation_split_leaves_what_keras_leaves(split):
     batch, left = 1, []
 
