@@ -15,7 +15,7 @@ these names changes. Why each is needed:
 ``_keras_mask``               a mask travels as an attribute of a tensor; slices lose it.
 ``Layer._call_has_mask_arg``, ``_call_has_training_arg``  what a wrapper may hand on.
 ``Model._compute_loss``       calls a user's ``compute_loss`` with the arguments it takes.
-``Model._loss_tracker``       holds the "loss" that the logs show.
+``Model._loss_tracker``       holds the "loss" that the logs show, and how many examples it is of.
 ``Model._compile_loss``, ``_symbolic_build``  the loss has to be built before it is traced.
 """
 
@@ -162,6 +162,11 @@ def build(model, x, y, sample_weight):
 def track_loss(model, loss, count):
     """Adds a batch's ``loss`` over ``count`` examples to the "loss" of the logs."""
     model._loss_tracker.update_state(loss, sample_weight=count)
+
+
+def examples_tracked(model):
+    """How many examples the "loss" of the logs is a mean of, so far in this epoch."""
+    return int(model._loss_tracker.count)
 
 
 @contextlib.contextmanager

@@ -309,15 +309,15 @@ MUTATIONS = [
     Mutation(
         "stop when the budget has been passed",
         "keras_dp/callbacks/privacy_budget.py",
-        "        if not self._prepared and not",
-        "        if not self._allows(self.ledger.phases) and not",
+        "        if not self._prepared:\n            self._stop()\n",
+        "        if not self._allows(self.ledger.phases):\n            self._stop()\n",
         "tests/callbacks/test_privacy_budget.py::test_it_stops_before_the_update_that_would_exceed",
     ),
     Mutation(
         "take an execution for one update",
         "keras_dp/callbacks/base.py",
-        "        return -(-batches // accumulation(self._optimizer))\n",
-        "        return 1\n",
+        "        batches = min(self.model.steps_per_execution, left)\n",
+        "        batches = min(1, left)\n",
         "tests/callbacks/test_privacy_budget.py::test_it_stops_before_the_update_that_would_exceed",
     ),
     Mutation(

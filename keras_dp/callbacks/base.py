@@ -4,7 +4,7 @@ import math
 
 import keras
 
-from keras_dp import entry_points
+from keras_dp import _keras, entry_points
 from keras_dp.accounting import advice
 from keras_dp.accounting.checks import checked_delta
 from keras_dp.accounting.ledger import PrivacyLedger
@@ -33,7 +33,7 @@ class AccountingCallback(keras.callbacks.Callback):
         self._source.check_settings()
         self._delta = checked_delta(delta)
         self._ledger = self._opened(ledger)
-        self._optimizer = self._spending = None
+        self._optimizer = self._spending = self._examples_seen = None
         self._within = None  # what may be spent: a function of phases, or no limit
 
     def _opened(self, ledger):
@@ -82,19 +82,27 @@ class AccountingCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         """Counts what was done outside ``fit``, and what a checkpoint has brought back."""
-        self._epoch, self._last_batch = epoch, -1
+        self._last_batch, self._examples_seen = -1, None
         self._follow(self._optimizer)
         self._spending.begin_epoch()
         self._bound = self._spending.read()
         if self._made_before_fit is None:
             self._made_before_fit = self._bound
-        self._prepare(self._updates_at_once)
+        self._made_before_epoch = self._bound
+        self._prepare(self._updates_after(-1))
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Reserves what no epoch should have, but a loop of one's own might: more batches."""
+        if self._batches and batch >= self._batches:
+            self._prepare(self._updates_after(-1))
 
     def on_train_batch_end(self, batch, logs=None):
-        """Reserves the updates of the next execution."""
+        """Reserves the updates of the next execution, if the epoch has one."""
+        self._bound += self._updates_after(self._last_batch)
         self._last_batch = batch
-        self._bound += self._updates_at_once
-        self._prepare(self._updates_at_once)
+        more = self._updates_after(batch)
+        if more:
+            self._prepare(more)
 
     def on_epoch_end(self, epoch, logs=None):
         """Sets the ledger to what was made, and refuses batches from elsewhere."""
@@ -102,6 +110,12 @@ class AccountingCallback(keras.callbacks.Callback):
             accumulated.cut(self._optimizer)
         self._spending.end_epoch()
         self._check_draws()
+        self._check_examples()
+
+    def on_test_begin(self, logs=None):
+        """Keras begins anew to count examples when it validates."""
+        if self._optimizer is not None and self._examples_seen is None:
+            self._examples_seen = _keras.examples_tracked(self.model)
 
     def before_train_on_batch(self, model):
         """Reserves one update; called before ``model.train_on_batch``."""
@@ -117,10 +131,10 @@ class AccountingCallback(keras.callbacks.Callback):
         """int, batches in an epoch of the present ``fit``; None if not known."""
         return (self.params or {}).get("steps")
 
-    @property
-    def _updates_at_once(self):
-        """int, the most updates that one execution can make."""
-        batches = min(self.model.steps_per_execution, self._batches or math.inf)
+    def _updates_after(self, batch):
+        """int, the most updates that the execution after ``batch`` can make; -1 for the first."""
+        left = max(self._batches - batch - 1, 0) if self._batches else math.inf
+        batches = min(self.model.steps_per_execution, left)
         return -(-batches // accumulation(self._optimizer))
 
     def _follow(self, optimizer):
@@ -150,4 +164,21 @@ class AccountingCallback(keras.callbacks.Callback):
                 "for them. Train on the sampler itself, model.fit(sampler, ...), or account for "
                 'what you train on, such as EpsilonLogger(num_examples=..., sampling="shuffle", '
                 "delta=...)."
+            )
+
+    def _check_examples(self):
+        """Refuses passes over more examples than there are: then some were in it twice."""
+        source, seen = self._source, self._examples_seen
+        if source.sampling != "shuffle" or source.sampler is not None:
+            return
+        seen = _keras.examples_tracked(self.model) if seen is None else seen
+        updates = self._spending.made - self._made_before_epoch
+        passes = max(-(-updates // self._spending.phase.steps_per_epoch), 1)
+        copies = getattr(self._optimizer, "augmentations", None) or 1
+        if seen > passes * copies * source.num_examples:
+            raise PrivacyError(
+                f"This epoch trained on {seen} examples in {updates} updates, which were counted "
+                f"as {passes} passes over {source.num_examples} examples. So the batches are "
+                "larger than the optimizer's batch_size, or num_examples is too small. Make them "
+                "what the data really has."
             )

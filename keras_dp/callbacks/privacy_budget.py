@@ -84,29 +84,25 @@ class PrivacyBudget(AccountingCallback):
     def on_epoch_begin(self, epoch, logs=None):
         """Refuses to begin what the budget does not allow."""
         super().on_epoch_begin(epoch, logs)
-        self._require_room(self._updates_at_once)
+        self._require_room(self._updates_after(-1))
 
     def on_train_batch_end(self, batch, logs=None):
         """Stops if the next execution would spend too much."""
         super().on_train_batch_end(batch, logs)
-        ended = self._batches is not None and batch + 1 >= self._batches
-        if not self._prepared and not (ended and self._is_last(self._epoch)):
+        if not self._prepared:
             self._stop()
 
     def on_epoch_end(self, epoch, logs=None):
         """Stops if the next epoch could not even begin."""
         super().on_epoch_end(epoch, logs)
-        n = self._updates_at_once
-        if not self._is_last(epoch) and self._spending.updates_left(self._allows, n) < n:
+        n, last = self._updates_after(-1), epoch + 1 >= self.params.get("epochs", epoch + 1)
+        if not last and self._spending.updates_left(self._allows, n) < n:
             self._stop()
 
     def before_train_on_batch(self, model):
         """Refuses the update if it would spend too much."""
         super().before_train_on_batch(model)
         self._require_room(1)
-
-    def _is_last(self, epoch):
-        return epoch + 1 >= self.params.get("epochs", epoch + 1)
 
     def _require_room(self, at_once):
         if self._prepared:

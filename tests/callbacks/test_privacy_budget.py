@@ -42,8 +42,8 @@ def test_it_stops_before_the_update_that_would_exceed(steps_per_execution, per_e
     model = compiled(steps_per_execution=steps_per_execution)
     guard, watch = budget(batches), Watch()
     model.fit(batches, epochs=1000, callbacks=[guard, watch], verbose=0)
-    at_once = min(steps_per_execution, per_epoch)
-    assert MOST - at_once < made(model) <= MOST
+    left = per_epoch - made(model) % per_epoch
+    assert made(model) <= MOST < made(model) + min(steps_per_execution, left)
     assert guard.epsilon == pytest.approx(poisson(made(model)), rel=1e-9) and guard.epsilon <= 2.0
     assert guard.steps == made(model) == watch.made[-1]
     assert guard.updates_left() == MOST - made(model)
@@ -124,6 +124,17 @@ def test_it_says_in_one_line_what_it_did(capsys, epochs):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("PrivacyBudget: training stopped after 27 updates at epsilon = 1.9")
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3, 5])
+def test_a_budget_for_whole_passes_gives_whole_passes(steps_per_execution):
+    """The last execution of an epoch has fewer batches: no pass is broken off for it."""
+    guard = PrivacyBudget(
+        num_examples=N, sampling="shuffle", delta=DELTA, max_epsilon=shuffled(2), verbose=0
+    )
+    model = compiled(steps_per_execution=steps_per_execution)
+    history = model.fit(X, Y, batch_size=BATCH, epochs=9, callbacks=[guard], verbose=0).history
+    assert made(model) == 10 and len(history["loss"]) == 2
 
 
 @pytest.mark.parametrize("repeats", [1, 3])

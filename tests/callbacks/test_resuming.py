@@ -86,6 +86,21 @@ def test_updates_are_on_file_before_they_are_made(tmp_path, steps_per_execution,
     assert log.steps == 23
 
 
+def test_a_loop_that_makes_more_batches_than_it_said(tmp_path):
+    """Hooks called by hand, as a model with a fit of its own would."""
+    path, model = tmp_path / "ledger.json", compiled()
+    log = logger(path)
+    log.set_model(model)
+    log.set_params({"steps": 2})
+    log.on_train_begin()
+    log.on_epoch_begin(0)
+    for batch in range(6):
+        log.on_train_batch_begin(batch)
+        assert on_file(path) > int(model.optimizer.iterations)
+        model.optimizer.iterations.assign_add(1)
+        log.on_train_batch_end(batch)
+
+
 def full(*_):
     raise OSError("disk full")
 

@@ -214,6 +214,18 @@ def test_static_batches_of_another_size():
     refused("batches of 4 examples", shuffle_logger(), data.repeat(), steps_per_epoch=3)
 
 
+@pytest.mark.parametrize("validated", [False, True])
+def test_passes_over_more_examples_than_there_are(validated):
+    """Batches of 16 said to be of 8: five of them are two passes, not one."""
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).repeat().batch(2 * BATCH)
+    more = {"validation_data": (X[:3], Y[:3])} if validated else {}
+    with pytest.raises(PrivacyError, match="on 80 examples in 5 updates, .* 1 passes over 40"):
+        compiled().fit(data, steps_per_epoch=5, callbacks=[shuffle_logger()], verbose=0, **more)
+    data, logger = data.unbatch().batch(BATCH), shuffle_logger()
+    compiled().fit(data, steps_per_epoch=11, epochs=2, callbacks=[logger], verbose=0, **more)
+    assert logger.epsilon == pytest.approx(shuffled(6), rel=1e-9)
+
+
 def test_a_sampler_that_is_said_to_be_something_else():
     batches = sampler()
     refused("sampling='poisson'.*with sampling='shuffle'", shuffle_logger(), batches)
