@@ -98,8 +98,8 @@ class AccountingCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         """Reserves the updates of the next execution, if the epoch has one."""
-        self._bound += self._updates_after(self._last_batch)
         self._last_batch = batch
+        self._bound += self._coming
         more = self._updates_after(batch)
         if more:
             self._prepare(more)
@@ -149,6 +149,7 @@ class AccountingCallback(keras.callbacks.Callback):
         if self._bound + updates > self._spending.reserved(self._within):
             self._bound = self._spending.read()
         self._prepared = self._spending.reserve(self._bound + updates, self._within)
+        self._coming = updates
 
     def _check_draws(self):
         """Refuses to account for batches that the sampler did not draw."""
