@@ -69,17 +69,22 @@ class Spending:
         self._optimizer, self._kept = weakref.ref(optimizer), None
         self._chunk, self._reserved_at = 1, -_SECONDS_PER_RESERVATION
         self.closed = False
+        self._restores = len(optimizer.restores)
+        run, made = optimizer.position
+        if optimizer.restores and optimizer.restores[-1][1][0] == run:
+            made = optimizer.restores[-1][1][1]  # from there on updates are new
         with book.exclusive():
-            self._begin()
+            self._begin(run, made)
+        self.read()
         _all.add(self)
 
-    def _begin(self):
+    def _begin(self, run, made):
         """Starts a stretch: at the update that was reached, or after the last the ledger knows.
 
         ``overlap`` says how many the ledger knows beyond the one that was reached; ``adopted``,
         how many it did not know before it.
         """
-        self._run, self.made = self._position()
+        self._run, self.made = run, made
         known = self._book.covered(self._run)
         self._start = min(known, self.made)
         self.overlap, self.adopted = known - self._start, self.made - self._start
@@ -89,13 +94,6 @@ class Spending:
         self._book.live[self._writer] = self._entry_now
         self._close_passes()
         self._put()
-
-    def _position(self):
-        """The run, and its updates so far."""
-        optimizer = self._optimizer()
-        if optimizer is None:
-            return self._run, self._reserved
-        return optimizer.run_id, int(optimizer.iterations)
 
     def read(self):
         """int, updates that led to the present weights: the optimizer's ``iterations``.
@@ -109,15 +107,27 @@ class Spending:
                 "can be counted in one way only. Give both the same sampler, or the same "
                 "num_examples and sampling."
             )
-        run, made = self._position()
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            for before, after in optimizer.restores[self._restores :]:
+                self._restores += 1
+                self._look(*before)
+                self._begin_elsewhere(*after)
+            self._look(*optimizer.position)
+        return self.made
+
+    def _look(self, run, made):
         if run != self._run or made < self.made:
-            with self._writing():
-                self._stop_following()
-                self._begin()
+            self._begin_elsewhere(run, made)
         elif made > self.made:
             self.made = made
             self._reserved = max(self._reserved, made)
-        return self.made
+
+    def _begin_elsewhere(self, run, made):
+        with self._writing():
+            self._put()
+            self._stop_following()
+            self._begin(run, made)
 
     def reserved(self, within=None):
         """int, number of the last update that may be made without another :meth:`reserve`."""
@@ -223,9 +233,11 @@ class Spending:
 
     def _entry_now(self):
         """The entry if nothing is under way."""
-        run, made = self._position()
-        elsewhere = run != self._run or made < self.made
-        return self._entry(self._reserved if elsewhere else made)
+        optimizer = self._optimizer()
+        if optimizer is None or len(optimizer.restores) > self._restores:
+            return self._entry(self._reserved)
+        run, made = optimizer.position
+        return self._entry(made if run == self._run and made >= self.made else self._reserved)
 
     def _entry(self, stop):
         passes = self._passes(stop) if self.phase.sampling == "shuffle" else None

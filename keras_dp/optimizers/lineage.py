@@ -24,11 +24,25 @@ class Lineage:
             self._run = tf.Variable(
                 np.frombuffer(os.urandom(16), np.int64), trainable=False, name=_KEY
             )
+        self._past = _Past()
 
     @property
     def run_id(self):
         """str, 32 hex digits: the same for all optimizers restored from one another."""
         return self._run.numpy().tobytes().hex()
+
+    @property
+    def position(self):
+        """tuple: the run id, and the updates of the run that led to the present weights."""
+        return self.run_id, int(self.iterations)
+
+    @property
+    def restores(self):
+        """list of pairs of positions: where the optimizer was before, and after, it was restored.
+
+        In this process, from Keras files. What ``tf.train.Checkpoint`` restores is not listed.
+        """
+        return self._past.restores
 
     def save_own_variables(self, store):
         """The state of the Keras optimizer, and the run id."""
@@ -38,7 +52,16 @@ class Lineage:
     def load_own_variables(self, store):
         """Takes over state and run id; without a saved id, a run of its own goes on."""
         saved = {key: store[key] for key in store.keys()}
-        run = saved.pop(_KEY, None)
+        run, before = saved.pop(_KEY, None), self.position
         super().load_own_variables(saved)
-        if run is not None and len(saved) == len(self.variables):
-            self._run.assign(np.asarray(run))
+        if len(saved) == len(self.variables):
+            if run is not None:
+                self._run.assign(np.asarray(run))
+            self._past.restores.append((before, self.position))
+
+
+class _Past:
+    """Keeps a list out of sight of TensorFlow, which would track, and save, it."""
+
+    def __init__(self):
+        self.restores = []

@@ -215,6 +215,29 @@ def test_an_older_checkpoint_in_the_same_process(tmp_path):
         assert train(model, log, 1) == pytest.approx([poisson(15)], rel=1e-9)
 
 
+def test_updates_from_an_older_checkpoint_on_that_no_callback_saw(tmp_path):
+    """They bear numbers that the ledger has already, of other updates."""
+    model, log = compiled(), logger(tmp_path)
+    train(model, log, 1)
+    model.save_weights(tmp_path / "w.weights.h5")
+    train(model, log, 1)
+    model.fit(sampler(steps_per_epoch=2), verbose=0)
+    model.load_weights(tmp_path / "w.weights.h5")
+    model.fit(sampler(steps_per_epoch=9), verbose=0)
+    assert train(model, log, 1) == pytest.approx([poisson(10 + 2 + 9 + 5)], rel=1e-9)
+
+
+def test_the_same_in_a_new_process(tmp_path, new_process):
+    model = compiled()
+    train(model, logger(tmp_path), 1)
+    model.save(tmp_path / "m.keras")
+    train(model, logger(tmp_path), 1)
+    new_process()
+    again = keras.models.load_model(tmp_path / "m.keras")
+    again.fit(sampler(steps_per_epoch=3), verbose=0)
+    assert train(again, logger(tmp_path), 1) == pytest.approx([poisson(10 + 3 + 5)], rel=1e-9)
+
+
 def test_a_checkpoint_of_updates_that_no_ledger_has(tmp_path, new_process):
     """They are counted once, as made on this data, also by those that go on later."""
     model = compiled()
