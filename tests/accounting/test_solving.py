@@ -95,8 +95,10 @@ def test_solutions_stay_within_the_target_and_use_it():
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_pld_allows_more(solver):
-    target = 0.8 if solver is compute_delta else 2.0  # PLD needs a delta of at least 1e-12
-    run = SOLVERS[solver] | {"target_epsilon": target}
+    target = 1.0
+    quick = {"num_examples": 1000, "batch_size": 100, "noise_multiplier": 4.0, "delta": 1e-6}
+    quick = {k: v for k, v in (quick | {"epochs": 10}).items() if k in SOLVERS[solver]}
+    run = quick | {"target_epsilon": target}
     by_rdp, by_pld = (solver(accountant=a, **run) for a in ("rdp", "pld"))
     if solver in (compute_delta, compute_noise_multiplier):
         assert by_pld < by_rdp
@@ -109,8 +111,8 @@ def test_pld_allows_more(solver):
         compute_delta: "delta",
         compute_noise_multiplier: "noise_multiplier",
     }[solver]
-    run = without(SOLVERS[solver], name) | {name: by_pld}
-    assert 0.95 * target < compute_epsilon(accountant="pld", **run) <= target
+    run = without(quick, name) | {name: by_pld}
+    assert 0.9 * target < compute_epsilon(accountant="pld", **run) <= target
 
 
 def test_a_batch_of_an_epoch_is_within_the_target_though_epsilon_is_not_monotone():
