@@ -9,19 +9,26 @@ from keras_dp import _requirements
 
 _requirements.check()
 
-from keras_dp import callbacks, rules, testing, training  # noqa: E402
+from keras_dp import callbacks, entry_points, rules, testing, training  # noqa: E402
 from keras_dp.accounting import (  # noqa: E402
+    compute_batch_size,
+    compute_delta,
+    compute_epochs,
     compute_epsilon,
     compute_noise_multiplier,
+    compute_steps,
+    privacy_report,
     privacy_statement,
     steps_per_epoch,
 )
+from keras_dp.accounting.ledger import PrivacyLedger  # noqa: E402
 from keras_dp.clipping.clipped import ClippedGradients  # noqa: E402
 from keras_dp.clipping.gradients import clipped_gradients  # noqa: E402
 from keras_dp.clipping.rules import register_rule  # noqa: E402
 from keras_dp.errors import (  # noqa: E402
     BudgetExceededError,
     IncompatibleModelError,
+    LedgerError,
     PrivacyError,
     UnclippedGradientsError,
 )
@@ -39,6 +46,7 @@ from keras_dp.validation import Problem, validate  # noqa: E402
 from keras_dp.version import __version__  # noqa: E402
 
 training.install()
+entry_points.install()
 
 __all__ = [
     "BudgetExceededError",
@@ -49,17 +57,24 @@ __all__ = [
     "DPMomentum",
     "DPSGD",
     "IncompatibleModelError",
+    "LedgerError",
     "PoissonSampler",
     "PrivacyError",
+    "PrivacyLedger",
     "Problem",
     "UnclippedGradientsError",
     "__version__",
     "callbacks",
     "clipped_gradients",
+    "compute_batch_size",
+    "compute_delta",
+    "compute_epochs",
     "compute_epsilon",
     "compute_noise_multiplier",
+    "compute_steps",
     "fix",
     "make_private",
+    "privacy_report",
     "privacy_statement",
     "register_rule",
     "rules",

@@ -4,7 +4,8 @@ Written against Keras 3.12 to 3.15; ``tests/test_keras_private.py`` tells when o
 these names changes. Why each is needed:
 
 ``TensorFlowTrainer``         its ``train_step`` is where a private step has to begin:
-                              later, only the gradient of the batch mean is left.
+                              later, only the gradient of the batch mean is left. Its ``fit``
+                              and ``train_on_batch`` are public methods of every model.
 ``Layer._flatten_layers``     to reach every nested layer.
 ``Layer._trainable_variables``  the weights a layer owns itself, without its children's.
 ``Layer._seed_generators``    the one state besides metrics that a private step advances.
@@ -14,7 +15,7 @@ these names changes. Why each is needed:
 ``_keras_mask``               a mask travels as an attribute of a tensor; slices lose it.
 ``Layer._call_has_mask_arg``, ``_call_has_training_arg``  what a wrapper may hand on.
 ``Model._compute_loss``       calls a user's ``compute_loss`` with the arguments it takes.
-``Model._loss_tracker``       holds the "loss" that the logs show.
+``Model._loss_tracker``       holds the "loss" that the logs show, and how many examples it is of.
 ``Model._compile_loss``, ``_symbolic_build``  the loss has to be built before it is traced.
 """
 
@@ -161,6 +162,11 @@ def build(model, x, y, sample_weight):
 def track_loss(model, loss, count):
     """Adds a batch's ``loss`` over ``count`` examples to the "loss" of the logs."""
     model._loss_tracker.update_state(loss, sample_weight=count)
+
+
+def examples_tracked(model):
+    """How many examples the "loss" of the logs is a mean of, so far in this epoch."""
+    return int(model._loss_tracker.count)
 
 
 @contextlib.contextmanager

@@ -15,3 +15,7 @@ class IncompatibleModelError(PrivacyError):
 
 class BudgetExceededError(PrivacyError):
     """The next update would spend more privacy than was allowed."""
+
+
+class LedgerError(PrivacyError):
+    """A privacy ledger is damaged, cannot be read or written, or is of other data."""

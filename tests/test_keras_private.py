@@ -143,3 +143,12 @@ def test_plain_models_have_no_private_optimizer(optimizer):
     if optimizer:
         model.compile(optimizer, "mse")
     assert private_optimizer(model) is None
+
+
+def test_examples_behind_the_logged_loss_are_counted():
+    model = _model()
+    model.compile("sgd", loss="mse")
+    rows = np.zeros((7, 4), "float32")
+    y = np.zeros(model(rows).shape, "float32")
+    model.fit(rows, y, batch_size=3, epochs=2, verbose=0)
+    assert _keras.examples_tracked(model) == 7

@@ -1,10 +1,8 @@
 """RDP of one release against independent computations of it."""
 
 import decimal
-import logging
 import math
 
-import absl.logging
 import dp_accounting
 import numpy as np
 import pytest
@@ -68,7 +66,7 @@ def test_integer_orders_equal_the_closed_form(q, sigma):
 @pytest.mark.parametrize("q", [0.004, 0.3, 0.9])
 @pytest.mark.parametrize("sigma", [0.5, 1.1, 3.0])
 def test_integral_equals_the_definition(q, sigma):
-    orders = [1.1, 1.9, 3.6]
+    orders = [1.005, 1.05, 1.1, 1.9, 3.6]
     found = [renyi.sampled_gaussian_divergence(q, sigma, order) for order in orders]
     expected = [any_order(q, sigma, order) for order in orders]
     np.testing.assert_allclose(found, expected, rtol=1e-7)
@@ -84,10 +82,10 @@ def test_small_divergences_do_not_cancel(q, sigma, order):
 
 
 @pytest.mark.parametrize("q", [1e-6, 0.01, 0.5])
-def test_closed_form_for_little_noise_is_a_tight_upper_bound(q):
-    sigma = renyi._CLOSED_FORM_BELOW * 0.999
+@pytest.mark.parametrize("sigma, most_order", [(0.0499, 63), (0.00999, 1.1)])
+def test_closed_form_for_little_noise_is_a_tight_upper_bound(q, sigma, most_order):
     bound = renyi.divergences(sampled(q, sigma))
-    orders = renyi.ORDERS <= 63
+    orders = renyi.ORDERS <= most_order
     exact = [renyi.sampled_gaussian_divergence(q, sigma, order) for order in renyi.ORDERS[orders]]
     assert np.all(bound[orders] >= np.array(exact) * (1 - 1e-12))
     np.testing.assert_allclose(bound[orders], exact, rtol=1e-3)
@@ -102,7 +100,7 @@ def test_between_the_exact_divergence_and_that_of_dp_accounting(q, sigma):
     assert np.all(rdp[small] >= np.array(exact) * (1 - 1e-8))
     accountant = dp_accounting_rdp.RdpAccountant().compose(sampled(q, sigma))
     by_dp_accounting = accountant.rdp + 1e-10 / (accountant.orders - 1)  # its rounding errors
-    assert np.all(rdp[: len(by_dp_accounting)] <= by_dp_accounting * (1 + 1e-8))
+    assert np.all(rdp[np.isin(renyi.ORDERS, accountant.orders)] <= by_dp_accounting * (1 + 1e-8))
 
 
 def test_full_batch_gaussian():
@@ -122,11 +120,12 @@ def test_results_cannot_be_changed_by_a_caller():
         renyi.ORDERS[0] = 1.0
 
 
-def test_orders_are_those_of_dp_accounting_and_larger_ones():
+def test_orders_are_those_of_dp_accounting_and_smaller_and_larger_ones():
     default = dp_accounting_rdp.RdpAccountant().orders
-    np.testing.assert_array_equal(renyi.ORDERS[: len(default)], default)
+    assert set(default) < set(renyi.ORDERS)
     assert np.all(np.diff(renyi.ORDERS) > 0)
-    assert renyi.ORDERS[0] >= 1.1  # an order just above 1 gives epsilon 0 (FAILURES row 9)
+    assert renyi.ORDERS[0] < default[0] and renyi.ORDERS[-1] > default[-1]
+    assert renyi.ORDERS[0] > 1
 
 
 def test_conversion_equals_that_of_dp_accounting():
@@ -137,26 +136,3 @@ def test_conversion_equals_that_of_dp_accounting():
 
 def test_zero_is_never_returned():
     assert renyi.epsilon_of(np.full(len(renyi.ORDERS), 1e-300), 0.5) == renyi.LEAST_EPSILON > 0
-
-
-def test_only_the_convergence_message_is_silenced():
-    messages = []
-
-    class Recorder(logging.Handler):
-        def emit(self, record):
-            messages.append(record.getMessage())
-
-    logger, recorder = absl.logging.get_absl_logger(), Recorder()
-    logger.addHandler(recorder)
-    try:
-        accountant = dp_accounting_rdp.RdpAccountant([1.2, 2])
-        accountant.compose(sampled(0.08, 1.0))  # says that order 1.2 did not converge
-        assert len(messages) == 1 and "failed to converge" in messages.pop()
-        with renyi._without_convergence_warnings():
-            dp_accounting_rdp.RdpAccountant([1.2, 2]).compose(sampled(0.08, 1.0))
-            absl.logging.warning("something %s", "else")
-        assert messages == ["something else"]
-        absl.logging.warning("an order failed to converge, outside of the block")
-        assert len(messages) == 2
-    finally:
-        logger.removeHandler(recorder)

@@ -9,9 +9,10 @@ from keras_dp import _keras, noise
 from keras_dp.clipping.clipped import ClippedGradients
 from keras_dp.clipping.settings import PrivacySettings, require
 from keras_dp.errors import PrivacyError, UnclippedGradientsError
+from keras_dp.optimizers.lineage import Lineage
 
 
-class DPOptimizer:
+class DPOptimizer(Lineage):
     """The private part of every DP optimizer; mixed into a Keras optimizer class.
 
     An update takes the sum over the batch of the per-example gradients, each clipped to
@@ -54,6 +55,7 @@ class DPOptimizer:
         super().__init__(*args, **kwargs)
         self._privacy = settings
         self._noise = noise.GaussianNoise(seed)
+        self._begin_run()
         _keras.shared_seed_generator()  # here, so that no train step has to make it
 
     @property

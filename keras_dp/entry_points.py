@@ -1,0 +1,107 @@
+"""What the user gave to ``fit``, and who wants to know before ``train_on_batch`` updates.
+
+Keras tells callbacks the model and the number of batches, not the data. What accounts for
+privacy has to see the data: batches of a shuffled array are not Poisson draws, and an array of
+1,000 rows is not the data set of 10,000 that somebody wrote into an argument. Nor does Keras
+call anybody before ``train_on_batch``. So importing keras_dp wraps these two public methods of
+the trainer. The wrappers note and ask; they change neither arguments nor results.
+"""
+
+import contextlib
+import functools
+import inspect
+import weakref
+
+from keras_dp import _keras
+
+_fits = weakref.WeakKeyDictionary()
+
+
+class FitCall:
+    """The arguments of one ``fit``, by name, with Keras's defaults for those left out.
+
+    Attributes:
+      arguments: dict; see ``keras.Model.fit``.
+    """
+
+    def __init__(self, plain, model, args, kwargs):
+        bound = inspect.signature(plain).bind(model, *args, **kwargs)
+        bound.apply_defaults()
+        self.arguments = dict(list(bound.arguments.items())[1:])
+
+    def __getattr__(self, name):
+        try:
+            return self.arguments[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def current_fit(model):
+    """The ``fit`` that ``model`` is in.
+
+    Args:
+      model: ``keras.Model``.
+
+    Returns:
+      :class:`FitCall`, or None if the model is in no fit, or in one of its own class's making.
+    """
+    return _fits.get(model)
+
+
+def ask_before_train_on_batch(model, callback):
+    """Has ``callback.before_train_on_batch(model)`` called before each ``model.train_on_batch``.
+
+    Until the next ``fit`` of the model begins, which may bring other callbacks. What it raises
+    keeps the update from happening.
+
+    Args:
+      model: ``keras.Model``.
+      callback: object with that method.
+    """
+    _asked(model).append(callback)
+
+
+def _asked(model):
+    # On the model, so that both can be freed together; past Keras's tracking of attributes.
+    if _ASKED not in model.__dict__:
+        object.__setattr__(model, _ASKED, [])
+    return model.__dict__[_ASKED]
+
+
+_ASKED = "_keras_dp_before_train_on_batch"
+
+
+@contextlib.contextmanager
+def _inside_fit(model, fit):
+    before = _fits.get(model)
+    _fits[model] = fit
+    try:
+        yield
+    finally:
+        if before is None:
+            _fits.pop(model, None)
+        else:
+            _fits[model] = before
+
+
+def install():
+    """Wraps ``fit`` and ``train_on_batch`` of Keras's TensorFlow trainer. Idempotent."""
+    trainer = _keras.TensorFlowTrainer
+    if getattr(trainer.fit, "keras_dp", False):
+        return
+    plain_fit, plain_train_on_batch = trainer.fit, trainer.train_on_batch
+
+    @functools.wraps(plain_fit)
+    def fit(self, *args, **kwargs):
+        _asked(self).clear()
+        with _inside_fit(self, FitCall(plain_fit, self, args, kwargs)):
+            return plain_fit(self, *args, **kwargs)
+
+    @functools.wraps(plain_train_on_batch)
+    def train_on_batch(self, *args, **kwargs):
+        for callback in _asked(self):
+            callback.before_train_on_batch(self)
+        return plain_train_on_batch(self, *args, **kwargs)
+
+    fit.keras_dp = train_on_batch.keras_dp = True
+    trainer.fit, trainer.train_on_batch = fit, train_on_batch
