@@ -52,9 +52,9 @@ MUTATIONS = [
     Mutation(
         "divide by the real batch",
         "keras_dp/optimizers/base.py",
-        "private = self.privatize(grads)",
-        "private = [p * self.batch_size / tf.cast(grads.num_examples, tf.float32)"
-        " for p in self.privatize(grads)]",
+        "self._update(grads.scaled_sums, grads.variables)",
+        "self._update([s * self.batch_size / tf.cast(grads.num_examples, tf.float32)"
+        " for s in grads.scaled_sums], grads.variables)",
         "tests/conformance/test_lin.py::test_divisor_is_the_constant",
     ),
     Mutation(
@@ -112,7 +112,7 @@ MUTATIONS = [
     Mutation(
         "count rows twice in the last microbatch",
         "keras_dp/clipping/gradients.py",
-        "fresh = None if even else start + tf.range(width) >= k * width",
+        "fresh = None if even else tf.repeat(start + tf.range(width) >= k * width, per_user)",
         "fresh = None",
         "tests/clipping/test_gradients.py::test_microbatches_change_nothing",
     ),
