@@ -34,13 +34,20 @@ from keras_dp.optimizers import (  # noqa: E402
     make_private,
 )
 from keras_dp.repair import fix  # noqa: E402
-from keras_dp.sampling import PoissonSampler  # noqa: E402
+from keras_dp.sampling import (  # noqa: E402
+    ArrayRecordSource,
+    FixedBatches,
+    Padded,
+    PoissonSampler,
+    write_array_record,
+)
 from keras_dp.validation import Problem, validate  # noqa: E402
 from keras_dp.version import __version__  # noqa: E402
 
 training.install()
 
 __all__ = [
+    "ArrayRecordSource",
     "BudgetExceededError",
     "ClippedGradients",
     "DPAdam",
@@ -48,7 +55,9 @@ __all__ = [
     "DPLamb",
     "DPMomentum",
     "DPSGD",
+    "FixedBatches",
     "IncompatibleModelError",
+    "Padded",
     "PoissonSampler",
     "PrivacyError",
     "Problem",
@@ -66,4 +75,5 @@ __all__ = [
     "steps_per_epoch",
     "testing",
     "validate",
+    "write_array_record",
 ]
