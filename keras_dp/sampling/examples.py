@@ -1,19 +1,22 @@
 """The examples of a data set: inputs, targets and weights, read by index, changed by a function."""
 
-import concurrent.futures
 import inspect
-import os
 
 import numpy as np
 from keras import tree
 
-from keras_dp.sampling.checks import checked_int
-from keras_dp.sampling.draws import Draws, Process
-from keras_dp.sampling.sources import as_arrays, as_source, specs_of, store
+from keras_dp.sampling.draws import Draws
+from keras_dp.sampling.sources import ItemSource, as_arrays, as_source, specs_of, store
+from keras_dp.sampling.threads import Threads
 
 
 class Examples:
     """Inputs, targets and weights that stand at one index.
+
+    Args:
+      x, y, sample_weight: as `PoissonSampler` takes them.
+      threads: int, threads that read from sources that give one example at a time; None if these
+        may be asked by one thread only.
 
     Attributes:
       length: int, number of examples.
@@ -21,11 +24,13 @@ class Examples:
         None stands for weights of 1.
     """
 
-    def __init__(self, x, y=None, sample_weight=None):
+    def __init__(self, x, y=None, sample_weight=None, threads=None):
         x, weight = sources(x, "x"), sources(sample_weight, "sample_weight")
         y = () if y is None else sources(y, "y")
         self._sources = [leaf for leaf in tree.flatten((x, y, weight)) if leaf is not None]
         self.length = _common_length(self._sources)
+        one_by_one = any(isinstance(source, ItemSource) for source in self._sources)
+        self._threads = Threads(threads if one_by_one and threads is not None else 1)
         specs = tree.map_structure(lambda s: s if s is None else s.spec, (x, y, weight))
         if (
             isinstance(specs[0], tuple)
@@ -45,30 +50,38 @@ class Examples:
         Args:
           indices: int64 `[n]`, distinct, rising, n >= 1.
           arrays: list with an array, or None for weights of 1, for each leaf of `specs`.
-          where: slice or int array `[n]`, rows of the arrays.
+          where: slice with a start or int array `[n]`, rows of the arrays.
           draw: `Draw`, which the function's random numbers belong to.
           position: int, of the first of these examples in the draw.
         """
         arrays = [array for array in arrays if array is not None]
-        for source in self._sources:
-            number = len(tree.flatten(source.spec))
-            source.read_into(indices, arrays[:number], where)
-            arrays = arrays[number:]
+
+        def read(chunk):
+            begin = 0
+            for source in self._sources:
+                end = begin + len(tree.flatten(source.spec))
+                source.read_into(indices[chunk], arrays[begin:end], _part(where, chunk))
+                begin = end
+
+        self._threads.run(read, len(indices))
 
 
 class MappedExamples:
     """Examples after a function, which runs in threads.
 
+    Args:
+      examples: `Examples` before the function.
+      function: as `PoissonSampler` takes it.
+      threads: int, threads that read and run the function; None for the function alone.
+
     Attributes: those of `Examples`.
     """
 
-    def __init__(self, examples, function, workers=None):
+    def __init__(self, examples, function, threads=None):
         if not callable(function):
             raise TypeError(f"map_fn must be a function of one example. Received: {function!r}.")
-        if workers is None:
-            workers = min(os.cpu_count() or 1, 16)
-        self._workers = checked_int(workers, "map_workers", 1)
-        self._examples, self._function, self._pool = examples, function, None
+        self._examples, self._function = examples, function
+        self._threads, self._reads_in_threads = Threads(threads), threads is not None
         self._takes_rng = "rng" in inspect.signature(function).parameters
         self.length = examples.length
         # Random numbers that are never used again: the batches must not depend on this look.
@@ -82,23 +95,18 @@ class MappedExamples:
 
     def read_into(self, indices, arrays, where, draw, position=0):
         """As `Examples.read_into`."""
+        together = None if self._reads_in_threads else self._raw(indices)
         rows = np.arange(len(arrays[0]))[where]
-        size = max(1, -(-len(indices) // (2 * self._workers)))
-        starts = range(0, len(indices), size)
 
-        def read(start):
-            chunk = slice(start, start + size)
-            raw = self._raw(indices[chunk])
-            for k, row in enumerate(rows[chunk]):
-                example = self._changed(raw, k, draw, position + start + k)
-                store_parts(
-                    example, self.specs, arrays, row, f"map_fn(example {indices[start + k]})"
-                )
+        def read(chunk):
+            raw = self._raw(indices[chunk]) if together is None else together
+            first = chunk.start if together is None else 0
+            for k in range(chunk.start, chunk.stop):
+                example = self._changed(raw, k - first, draw, position + k)
+                name = f"map_fn(example {indices[k]})"
+                store_parts(example, self.specs, arrays, rows[k], name)
 
-        if self._workers == 1 or len(starts) == 1:
-            list(map(read, starts))
-        else:
-            list(self._threads().map(read, starts))
+        self._threads.run(read, len(indices))
 
     def _raw(self, indices):
         specs = tree.flatten(self._examples.specs)
@@ -117,15 +125,12 @@ class MappedExamples:
         named = {"rng": draw.example_generator(position)} if self._takes_rng else {}
         return as_keras_example(as_arrays(self._function(*arguments, **named)))
 
-    def _threads(self):
-        # Threads do not survive a fork.
-        if self._pool is None or self._pool[0] is not Process.current:
-            pool = concurrent.futures.ThreadPoolExecutor(self._workers, "keras_dp_map")
-            self._pool = (Process.current, pool)
-        return self._pool[1]
 
-    def __getstate__(self):
-        return self.__dict__ | {"_pool": None}
+def _part(where, chunk):
+    """The rows of a chunk of what goes to the rows `where`, a slice from its start or an array."""
+    if isinstance(where, slice):
+        return slice(where.start + chunk.start, where.start + chunk.stop)
+    return where[chunk]
 
 
 def sources(structure, name):

@@ -114,9 +114,10 @@ class PoissonSampler(keras.utils.PyDataset):
         one-hot labels; 1 for classes not in it. (`fit` refuses its own `class_weight` beside
         sample weights.) Factors count as public: those computed from the data are not private.
       map_fn: function of one example, see above.
-      map_workers: int >= 1, threads that run it; by default one for each CPU, at most 16. Python
-        code that holds the interpreter's lock gains from processes instead: `workers=...,
-        use_multiprocessing=True, map_workers=1`.
+      threads: int >= 1, how many threads read examples and run `map_fn`, for sources that let
+        several threads read at a time (TensorFlow Datasets and Grain do). By default one thread
+        reads, and `map_fn` runs in one for each CPU, at most 16. Python code that holds the
+        interpreter's lock gains from processes instead: `workers=..., use_multiprocessing=True`.
       **kwargs: `workers`, `use_multiprocessing`, `max_queue_size` of `keras.utils.PyDataset`.
 
     Attributes:
@@ -144,15 +145,15 @@ class PoissonSampler(keras.utils.PyDataset):
         examples_per_user=None,
         class_weight=None,
         map_fn=None,
-        map_workers=None,
+        threads=None,
         **kwargs,
     ):
         _check_keywords(kwargs)
         super().__init__(**kwargs)
-        examples = Examples(x, y, sample_weight)
+        examples = Examples(x, y, sample_weight, threads if map_fn is None else None)
         self._num_examples = examples.length
         if map_fn is not None:
-            examples = MappedExamples(examples, map_fn, map_workers)
+            examples = MappedExamples(examples, map_fn, threads)
         self._set_users(users, examples_per_user)
         self._batch_size = checked_int(batch_size, "batch_size", 1)
         if self._batch_size > self.num_units:

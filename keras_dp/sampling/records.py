@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import tree
 
 from keras_dp.sampling.draws import Process
-from keras_dp.sampling.sources import RowSpec, Source, as_arrays, specs_of
+from keras_dp.sampling.sources import RowSpec, Source, as_arrays, check_structure, specs_of
 
 FORMAT = 1
 _DESCRIPTION, _DATA = "examples.json", "examples.array_record"
@@ -133,7 +133,7 @@ class _Layout:
         self._fixed = np.dtype(fields)
 
     def encode(self, example, number):
-        tree.assert_same_structure(self.specs, example)
+        check_structure(example, self.specs, f"example {number}")
         fixed, texts = np.zeros((), self._fixed), []
         for k, (spec, value) in enumerate(zip(self._columns, tree.flatten(example))):
             try:

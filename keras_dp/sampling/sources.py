@@ -334,6 +334,15 @@ def _spec(values, shape, name):
 
 def store(example, specs, arrays, row, name):
     """Writes one example, of the structure of `specs`, to a row of the arrays."""
+    check_structure(example, specs, name)
+    for spec, array, value in zip(tree.flatten(specs), arrays, tree.flatten(example)):
+        if spec is not None:
+            spec.check((1, *value.shape), value.dtype)
+            array[row] = value[()] if spec.is_text and value.ndim == 0 else value
+
+
+def check_structure(example, specs, name):
+    """Refuses an example that does not have the arrays of `specs`."""
     try:
         tree.assert_same_structure(specs, example)
     except (ValueError, TypeError) as error:
@@ -342,7 +351,3 @@ def store(example, specs, arrays, row, name):
             f"{tree.map_structure(lambda a: f'array of shape {a.shape}', example)}, "
             f"the first example had {tree.map_structure(lambda s: s.name, specs)}."
         ) from error
-    for spec, array, value in zip(tree.flatten(specs), arrays, tree.flatten(example)):
-        if spec is not None:
-            spec.check((1, *value.shape), value.dtype)
-            array[row] = value[()] if spec.is_text and value.ndim == 0 else value
