@@ -8,7 +8,7 @@ dropped were never released and cost nothing.
 
 import tensorflow as tf
 
-_NONE = -1  # no draw has this number
+_NONE = -1  # no draw has this number, and no piece this position
 
 
 class Accumulator:
@@ -35,6 +35,7 @@ class Accumulator:
         self._variables = list(variables)
         with tf.init_scope():
             self._parts = tf.Variable(0, dtype=tf.int64, trainable=False, name="parts")
+            self._expected = tf.Variable(0, dtype=tf.int64, trainable=False, name="position")
             self._draw = tf.Variable(_NONE, dtype=tf.int64, trainable=False, name="draw")
             for v in self._variables:
                 zeros = tf.zeros(v.shape, tf.float32)
@@ -51,17 +52,24 @@ class Accumulator:
         self._parts.assign(tf.where(last, tf.constant(0, tf.int64), before + 1))
         return before == 0, last
 
-    def next_piece(self, draw, last):
-        """The same for a piece of a draw: the first is the one whose draw has another number.
+    def next_piece(self, piece):
+        """The same for a :class:`~keras_dp.pieces.Piece` of a draw.
 
-        So a draw that was left unfinished is dropped.
-
-        Args:
-          draw: int64 scalar, the number of the draw.
-          last: bool scalar, whether the draw is complete with this piece.
+        The first is one at position 0, or of another draw: what is left of a draw that was never
+        finished is dropped. A draw of which a piece is missing has no last one: what would be
+        released is not a sample of the law that is accounted.
         """
+        draw, last = piece.draw[0], piece.last[0]
+        none = tf.constant(_NONE, tf.int64)
         first = self._draw.read_value() != draw
-        self._draw.assign(tf.where(last, tf.constant(_NONE, tf.int64), draw))
+        self._draw.assign(tf.where(last, none, draw))
+        if piece.position is not None:
+            position = piece.position[0]
+            first |= position == 0
+            expected = tf.where(first, tf.zeros_like(draw), self._expected.read_value())
+            all_there = position == expected
+            self._expected.assign(tf.where(all_there, position + 1, none))
+            last &= all_there
         return first, last
 
     def totals(self, sums, variables, first):

@@ -210,7 +210,7 @@ class DPOptimizer:
         if grads.piece is None:
             first, last = accumulator.next_part(self._privacy.gradient_accumulation_steps)
         elif not self._waits():
-            first, last = accumulator.next_piece(grads.piece.draw[0], grads.piece.last[0])
+            first, last = accumulator.next_piece(grads.piece)
         else:
             raise PrivacyError(
                 "The sampler delivers each draw in pieces (physical_batch_size=), of which the "
@@ -221,7 +221,9 @@ class DPOptimizer:
         totals = accumulator.totals(grads.scaled_sums, variables, first)
 
         def complete():
-            self._update(accumulator.of(totals, variables), variables)
+            # Identities: all-reduce wants tensors of one graph, that of this branch.
+            here = [tf.identity(t) for t in accumulator.of(totals, variables)]
+            self._update(here, variables)
 
         tf.cond(last, complete, lambda: accumulator.keep(totals))
 
