@@ -1,6 +1,7 @@
 """The examples of a data set: inputs, targets and weights, read by index, changed by a function."""
 
 import inspect
+import itertools
 
 import numpy as np
 from keras import tree
@@ -10,39 +11,58 @@ from keras_dp.sampling.sources import ItemSource, as_arrays, as_source, specs_of
 from keras_dp.sampling.threads import Threads
 
 
-class Examples:
-    """Inputs, targets and weights that stand at one index.
+class DataSet:
+    """Inputs, targets and weights that stand at one index, as they were given.
 
     Args:
       x, y, sample_weight: as `PoissonSampler` takes them.
+
+    Attributes:
+      length: int, number of examples.
+    """
+
+    def __init__(self, x, y=None, sample_weight=None):
+        x, weight = _sources(x, "x"), _sources(sample_weight, "sample_weight")
+        y = () if y is None else _sources(y, "y")
+        self.sources = x, y, weight
+        self.flat = tree.flatten(self.sources)
+        self.length = _common_length([source for source in self.flat if source is not None])
+        # A sequence of examples as Keras understands them: (x,), (x, y), (x, y, weight).
+        self.is_sequence = not tree.is_nested(x) and is_absent(y) and weight is None
+
+    def items(self, indices):
+        """Yields `(x, y, sample_weight)` of each example; () and None stand for no y, weight."""
+        columns = [
+            itertools.repeat(None) if source is None else source.items(indices)
+            for source in self.flat
+        ]
+        for parts in zip(*columns):
+            if self.is_sequence:
+                yield as_keras_example(parts[0])
+            else:
+                yield tree.pack_sequence_as(self.sources, parts)
+
+
+class Examples:
+    """The examples of a data set as arrays of one shape and dtype.
+
+    Args:
+      data: `DataSet`.
       threads: int, threads that read from sources that give one example at a time; None if these
         may be asked by one thread only.
 
     Attributes:
-      length: int, number of examples.
       specs: tuple `(x, y, sample_weight)` of nests of `RowSpec`. y is () if there is none, and
         None stands for weights of 1.
     """
 
-    def __init__(self, x, y=None, sample_weight=None, threads=None):
-        x, weight = sources(x, "x"), sources(sample_weight, "sample_weight")
-        y = () if y is None else sources(y, "y")
-        self._sources = [leaf for leaf in tree.flatten((x, y, weight)) if leaf is not None]
-        self.length = _common_length(self._sources)
+    def __init__(self, data, threads=None):
+        self._sources = [source for source in data.flat if source is not None]
         one_by_one = any(isinstance(source, ItemSource) for source in self._sources)
         self._threads = Threads(threads if one_by_one and threads is not None else 1)
-        specs = tree.map_structure(lambda s: s if s is None else s.spec, (x, y, weight))
-        if (
-            isinstance(specs[0], tuple)
-            and not tree.is_nested(x)
-            and is_absent(y)
-            and weight is None
-        ):
-            # A sequence of examples as Keras understands them: (x,), (x, y), (x, y, weight).
-            specs = as_keras_example(specs[0])
-        self.specs = specs
-        self.has_targets = not is_absent(specs[1])
-        check_weights(*specs[1:])
+        specs = tree.map_structure(lambda s: s if s is None else s.spec, data.sources)
+        self.specs = as_keras_example(specs[0]) if data.is_sequence else specs
+        check_weights(*self.specs[1:])
 
     def read_into(self, indices, arrays, where, draw=None, position=0):
         """Writes the examples at `indices` to `array[where]`.
@@ -69,56 +89,52 @@ class Examples:
 class MappedExamples:
     """Examples after a function, which runs in threads.
 
+    What the function gets need not be arrays of one shape; what it returns must be.
+
     Args:
-      examples: `Examples` before the function.
+      data: `DataSet`.
       function: as `PoissonSampler` takes it.
       threads: int, threads that read and run the function; None for the function alone.
 
-    Attributes: those of `Examples`.
+    Attributes:
+      specs: as those of `Examples`.
     """
 
-    def __init__(self, examples, function, threads=None):
+    def __init__(self, data, function, threads=None):
         if not callable(function):
             raise TypeError(f"map_fn must be a function of one example. Received: {function!r}.")
-        self._examples, self._function = examples, function
+        self._data, self._function = data, function
         self._threads, self._reads_in_threads = Threads(threads), threads is not None
         self._takes_rng = "rng" in inspect.signature(function).parameters
-        self.length = examples.length
         # Random numbers that are never used again: the batches must not depend on this look.
-        first = self._changed(self._raw(np.arange(1)), 0, Draws().next(0), 0)
+        (first,) = data.items(np.arange(1))
+        first = self._changed(first, Draws().next(0), 0)
         self.specs = tuple(
             part if part is None or is_absent(part) else specs_of(part, name)
             for part, name in zip(first, ("x", "y", "sample_weight"))
         )
-        self.has_targets = not is_absent(self.specs[1])
         check_weights(*self.specs[1:])
 
     def read_into(self, indices, arrays, where, draw, position=0):
         """As `Examples.read_into`."""
-        together = None if self._reads_in_threads else self._raw(indices)
+        together = None if self._reads_in_threads else list(self._data.items(indices))
         rows = np.arange(len(arrays[0]))[where]
 
         def read(chunk):
-            raw = self._raw(indices[chunk]) if together is None else together
-            first = chunk.start if together is None else 0
-            for k in range(chunk.start, chunk.stop):
-                example = self._changed(raw, k - first, draw, position + k)
+            numbers = range(chunk.start, chunk.stop)
+            items = self._data.items(indices[chunk]) if together is None else together[chunk]
+            for k, item in zip(numbers, items):
+                example = self._changed(item, draw, position + k)
                 name = f"map_fn(example {indices[k]})"
                 store_parts(example, self.specs, arrays, rows[k], name)
 
         self._threads.run(read, len(indices))
 
-    def _raw(self, indices):
-        specs = tree.flatten(self._examples.specs)
-        arrays = [None if spec is None else spec.zeros(len(indices)) for spec in specs]
-        self._examples.read_into(indices, arrays, slice(0, len(indices)))
-        return tree.pack_sequence_as(self._examples.specs, arrays)
-
-    def _changed(self, raw, k, draw, position):
-        """What the function makes of the k-th example: `(x, y, sample_weight)`."""
-        x, y, weight = tree.map_structure(lambda array: None if array is None else array[k], raw)
+    def _changed(self, item, draw, position):
+        """What the function makes of an example: `(x, y, sample_weight)`."""
+        x, y, weight = item
         arguments = [x]
-        if self._examples.has_targets:
+        if not is_absent(y):
             arguments.append(y)
         if weight is not None:
             arguments.append(weight)
@@ -133,7 +149,7 @@ def _part(where, chunk):
     return where[chunk]
 
 
-def sources(structure, name):
+def _sources(structure, name):
     """The structure with a source for each array; tuples for lists, which tf.data would stack."""
     found = [
         None
@@ -199,11 +215,7 @@ def _common_length(found):
         if source.length != first.length:
             raise ValueError(
                 "All arrays must have one row per example. Received: "
-                f"{_name(first)} of length {first.length} and {_name(source)} of length "
+                f"{first.name} of length {first.length} and {source.name} of length "
                 f"{source.length}."
             )
     return first.length
-
-
-def _name(source):
-    return tree.flatten(source.spec)[0].name

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_dp.errors import PrivacyError
 from keras_dp.sampling.batches import Batches
 from keras_dp.sampling.checks import checked_int
-from keras_dp.sampling.examples import Examples, as_keras_example, is_absent
+from keras_dp.sampling.examples import DataSet, Examples, as_keras_example, is_absent
 from keras_dp.sampling.in_order import InOrder, refuse_workers
 from keras_dp.sampling.sources import ItemSource
 
@@ -120,28 +120,29 @@ class FixedBatches(keras.utils.PyDataset):
     def _one_pass(self):
         groups, begun = self._groups(), 0
         while begun < self._num_examples:
-            examples = next(groups, None)
-            begun += 0 if examples is None else examples.length
+            group = next(groups, None)
+            begun += 0 if group is None else group.length
             is_last = begun >= self._num_examples
-            if examples is None or (examples.length < self._batch_size and not is_last):
+            if group is None or (group.length < self._batch_size and not is_last):
                 raise self._wrong_number(f"only {begun}")
             if begun > self._num_examples or (is_last and next(groups, None) is not None):
                 raise self._wrong_number("more")
+            examples = Examples(group)
             self._check_like_the_first(examples.specs)
             self._count += 1
-            rows = np.arange(examples.length)
+            rows = np.arange(group.length)
             yield Batches(examples).gather(rows, self._batch_size, draw=None)
 
     def _groups(self):
-        """`Examples` of one batch after the other, of a new pass."""
+        """A `DataSet` of one batch after the other, of a new pass."""
         if isinstance(self._stream, tf.data.Dataset):  # stacks faster than Python
             for group in self._stream.batch(self._batch_size).as_numpy_iterator():
                 x, y, weight = as_keras_example(group)
-                yield Examples(x, None if is_absent(y) else y, weight)
+                yield DataSet(x, None if is_absent(y) else y, weight)
             return
         examples = iter(self._stream() if callable(self._stream) else self._stream)
         while group := list(itertools.islice(examples, self._batch_size)):
-            yield Examples(ItemSource(group, "x", group[0]))
+            yield DataSet(ItemSource(group, "x", group[0]))
 
     def _check_like_the_first(self, specs):
         self._specs = self._specs or specs

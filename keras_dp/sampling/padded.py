@@ -27,6 +27,8 @@ class Padded(Source):
       ValueError: no rows, or a length below 1.
     """
 
+    name = "Padded rows"
+
     def __init__(self, rows, length, value=None):
         self._size = checked_int(length, "length", 1)
         if isinstance(rows, tf.RaggedTensor):
@@ -47,7 +49,7 @@ class Padded(Source):
         if len(first) == 0:  # the dtype of an empty list says nothing
             dtype = next((np.asarray(row).dtype for row in rows if len(row)), dtype)
         dtype = np.dtype(object) if is_text(dtype) else dtype
-        self.spec = RowSpec("Padded rows", (self._size, *first.shape[1:]), dtype)
+        self.spec = RowSpec(self.name, (self._size, *first.shape[1:]), dtype)
 
     def read_into(self, indices, arrays, where):
         """As `Source.read_into`."""

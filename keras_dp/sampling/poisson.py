@@ -32,7 +32,7 @@ from keras_dp.sampling.draws import (
     default_capacity,
     poisson_indices,
 )
-from keras_dp.sampling.examples import Examples, MappedExamples, names
+from keras_dp.sampling.examples import DataSet, Examples, MappedExamples, names
 from keras_dp.sampling.in_order import InOrder, refuse_workers
 from keras_dp.sampling.users import Users
 
@@ -74,11 +74,12 @@ class PoissonSampler(keras.utils.PyDataset):
     ceil(capacity / m) batches. The last piece of a draw above `capacity` is longer, by a multiple
     of m. Pieces come in order, to one reader: two at a time would each get parts of a draw.
 
-    **Functions.** `map_fn` changes each drawn example (decodes, crops, flips) in threads, while
+    **Functions.** `map_fn` changes each drawn example (decodes, crops, pads) in threads, while
     the step runs. It gets what the data set has, `map_fn(x)`, `map_fn(x, y)` or
-    `map_fn(x, y, sample_weight)`, and returns the same or any other of these. If it has an
-    argument `rng`, it gets a `numpy.random.Generator` there, of its own for every example of
-    every draw, which a sampler with a fixed `seed` repeats. It must look at its example only.
+    `map_fn(x, y, sample_weight)`, and returns the same or any other of these; only what it returns
+    must be arrays of one shape and dtype. If it has an argument `rng`, it gets a
+    `numpy.random.Generator` there, of its own for every example of every draw, which a sampler
+    with a fixed `seed` repeats. It must look at its example only.
 
     Every call of `sampler[index]` is a new draw, whatever the index, the epoch, the thread or the
     process: nothing that Keras does (reading batches ahead, looking at the first ones for their
@@ -150,10 +151,12 @@ class PoissonSampler(keras.utils.PyDataset):
     ):
         _check_keywords(kwargs)
         super().__init__(**kwargs)
-        examples = Examples(x, y, sample_weight, threads if map_fn is None else None)
-        self._num_examples = examples.length
-        if map_fn is not None:
-            examples = MappedExamples(examples, map_fn, threads)
+        data = DataSet(x, y, sample_weight)
+        self._num_examples = data.length
+        if map_fn is None:
+            examples = Examples(data, threads)
+        else:
+            examples = MappedExamples(data, map_fn, threads)
         self._set_users(users, examples_per_user)
         self._batch_size = checked_int(batch_size, "batch_size", 1)
         if self._batch_size > self.num_units:

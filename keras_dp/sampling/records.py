@@ -84,7 +84,7 @@ class ArrayRecordSource(Source):
 
     def __init__(self, folder):
         _array_record()
-        self._folder = pathlib.Path(folder)
+        self._folder, self.name = pathlib.Path(folder), str(folder)
         try:
             description = json.loads((self._folder / _DESCRIPTION).read_text())
         except FileNotFoundError as error:

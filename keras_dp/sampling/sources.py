@@ -6,6 +6,7 @@ of a batch.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 
 import keras
@@ -71,12 +72,14 @@ class Source:
     """Examples by index.
 
     Attributes:
+      name: str, what errors call it.
       length: int, number of examples.
-      spec: nest of `RowSpec`, one for each array that an example has.
+      spec: nest of `RowSpec`, one for each array that an example has. An error if examples are no
+        arrays of one shape and dtype; `items` may give them all the same.
     """
 
+    name: str
     length: int
-    spec: object
 
     def __len__(self):
         return self.length
@@ -91,13 +94,29 @@ class Source:
         """
         raise NotImplementedError
 
+    def items(self, indices):
+        """The examples at `indices`, one after the other, as they are."""
+        specs = tree.flatten(self.spec)
+        arrays = [spec.zeros(len(indices)) for spec in specs]
+        self.read_into(indices, arrays, slice(0, len(indices)))
+        return [tree.pack_sequence_as(self.spec, rows) for rows in zip(*arrays)]
+
 
 class ArraySource(Source):
     """An array, or what takes an int array as an index like one: memory maps, HDF5, zarr."""
 
     def __init__(self, array, name, first_rows):
         self._array, self.length = array, len(array)
-        self.spec = _spec(first_rows, first_rows.shape[1:], name)
+        self._first_rows, self.name = first_rows, name
+
+    @functools.cached_property
+    def spec(self):
+        """A `RowSpec`."""
+        return _spec(self._first_rows, self._first_rows.shape[1:], self.name)
+
+    def items(self, indices):
+        """As `Source.items`."""
+        return np.asarray(self._array[indices])
 
     def read_into(self, indices, arrays, where):
         """As `Source.read_into`."""
@@ -123,20 +142,26 @@ class ItemSource(Source):
     """
 
     def __init__(self, items, name, first):
-        self._items, self.length, self._name = items, len(items), name
-        self.spec = specs_of(as_arrays(first), name)
-        self._columns = tree.flatten(self.spec)
+        self._items, self.length = items, len(items)
+        self._first, self.name = first, name
+
+    @functools.cached_property
+    def spec(self):
+        """A nest of `RowSpec`, as the first example has it."""
+        return specs_of(as_arrays(self._first), self.name)
+
+    def items(self, indices):
+        """As `Source.items`."""
+        indices = indices.tolist()
+        if hasattr(self._items, "__getitems__"):
+            return self._items.__getitems__(indices)
+        return (self._items[index] for index in indices)
 
     def read_into(self, indices, arrays, where):
         """As `Source.read_into`."""
-        indices = indices.tolist()
-        if hasattr(self._items, "__getitems__"):
-            examples = self._items.__getitems__(indices)
-        else:
-            examples = (self._items[index] for index in indices)
         rows = range(*where.indices(len(arrays[0]))) if isinstance(where, slice) else where
-        for row, index, example in zip(rows, indices, examples):
-            store(as_arrays(example), self.spec, arrays, row, f"{self._name}[{index}]")
+        for row, index, example in zip(rows, indices, self.items(indices)):
+            store(as_arrays(example), self.spec, arrays, row, f"{self.name}[{index}]")
 
 
 class BatchSource(Source):
@@ -151,7 +176,7 @@ class BatchSource(Source):
                 f"{name} of type {type(batches).__name__} is endless (num_batches is None), so "
                 "the number of examples to draw from is unknown. Give it a length."
             )
-        self._batches, self._name = batches, name
+        self._batches, self.name = batches, name
         first = as_arrays(batches[0])
         self._rows = self._length_of(first, 0)
         last = batches.num_batches - 1
@@ -172,7 +197,7 @@ class BatchSource(Source):
                 within = indices[chosen] - batch * self._rows
                 if within[-1] >= len(array):
                     raise ValueError(
-                        f"{self._name} must give batches of {self._rows} examples, as its first "
+                        f"{self.name} must give batches of {self._rows} examples, as its first "
                         f"one, but batch {batch} has {len(array)}. Only the last may be smaller."
                     )
                 target[rows[chosen]] = array[within]
@@ -181,7 +206,7 @@ class BatchSource(Source):
         lengths = {array.shape[:1] for array in tree.flatten(batch)}
         if len(lengths) != 1 or lengths == {()}:
             raise ValueError(
-                f"Batch {number} of {self._name} must have arrays with one row per example. "
+                f"Batch {number} of {self.name} must have arrays with one row per example. "
                 f"Received: shapes {[array.shape for array in tree.flatten(batch)]}."
             )
         return lengths.pop()[0]

@@ -85,6 +85,26 @@ def test_texts_and_users():
         assert [int(word.split()[1]) % 3 for word in words] == y[real].tolist()
 
 
+def test_what_it_gets_may_differ_in_shape():
+    """Images of several sizes, texts, lists: the function makes one shape of them."""
+
+    class Photos(Items):
+        def __getitem__(self, index):
+            return np.full((index % 3 + 1, 2), index), ["cat"] * (index + 1)
+
+    def change(image, words):
+        return np.resize(image, (4,)), len(words) - 1
+
+    x, y, _ = PoissonSampler(Photos(), batch_size=60, map_fn=change)[0]
+    np.testing.assert_array_equal(x, np.repeat(X[:, None], 4, axis=1))
+    np.testing.assert_array_equal(y, X)
+    rows = np.array([list(range(i + 1)) for i in range(60)], object)
+    x, y, _ = PoissonSampler(rows, X, batch_size=60, map_fn=lambda x, y: (sum(x), y))[0]
+    np.testing.assert_array_equal(x, X * (X + 1) // 2)
+    with pytest.raises(ValueError, match="one shape"):
+        PoissonSampler(Photos(), batch_size=60)[0]
+
+
 def test_an_empty_draw_has_the_shapes_of_the_function():
     sampler = PoissonSampler(X, batch_size=1, map_fn=lambda x: {"a": np.ones((3, x * 0 + 2))})
     batches = (sampler[0] for _ in range(100))
