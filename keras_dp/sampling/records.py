@@ -1,5 +1,6 @@
 """Streams, rewritten so that they can be read at random: a folder in the array_record format."""
 
+import importlib
 import itertools
 import json
 import pathlib
@@ -192,10 +193,9 @@ def _from_json(node):
 
 def _array_record():
     try:
-        from array_record.python import array_record_module
+        return importlib.import_module("array_record.python.array_record_module")
     except ImportError as error:
         raise ImportError(
             "Folders that can be read at random need the package array_record: "
             "pip install array_record"
         ) from error
-    return array_record_module

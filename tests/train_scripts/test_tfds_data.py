@@ -2,6 +2,7 @@
 
 import importlib.util
 
+import importlib_resources  # noqa: F401  tensorflow_datasets needs it to prepare data
 import keras
 import numpy as np
 import pytest
