@@ -10,7 +10,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from keras_dp.clipping import rows
+from keras_dp.clipping import compilation, rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,8 @@ def grouped(data, real, counted, privacy):
 def require_whole_users(size, per_user):
     """Raises when a batch of ``size`` rows, int or scalar tensor, is no multiple of a user's.
 
-    Inside XLA, where nothing can be raised for a size that is not static, reshaping fails.
+    XLA drops assertions, and logs that it does. Where it may compile the step, the reshaping of a
+    size that is not static fails instead.
     """
     message = (
         f"examples_per_user={per_user} takes {per_user} consecutive rows for each user, those "
@@ -88,5 +89,5 @@ def require_whole_users(size, per_user):
     if isinstance(size, int):
         if size % per_user:
             raise ValueError(f"{message} Received: {size} rows.")
-    else:
+    elif tf.executing_eagerly() or compilation.is_outside_xla():
         tf.debugging.assert_equal(size % per_user, 0, message)
