@@ -31,16 +31,14 @@ class DataSet:
         self.is_sequence = not tree.is_nested(x) and is_absent(y) and weight is None
 
     def items(self, indices):
-        """Yields `(x, y, sample_weight)` of each example; () and None stand for no y, weight."""
+        """An iterator over `(x, y, sample_weight)`; () and None stand for no y and no weight."""
         columns = [
             itertools.repeat(None) if source is None else source.items(indices)
             for source in self.flat
         ]
-        for parts in zip(*columns):
-            if self.is_sequence:
-                yield as_keras_example(parts[0])
-            else:
-                yield tree.pack_sequence_as(self.sources, parts)
+        if self.is_sequence:
+            return map(as_keras_example, columns[0])
+        return (tree.pack_sequence_as(self.sources, parts) for parts in zip(*columns))
 
 
 class Examples:
@@ -108,7 +106,7 @@ class MappedExamples:
         self._takes_rng = "rng" in inspect.signature(function).parameters
         # Random numbers that are never used again: the batches must not depend on this look.
         (first,) = data.items(np.arange(1))
-        first = self._changed(first, Draws().next(0), 0)
+        first = as_arrays(self._changed(first, Draws().next(0), 0))
         self.specs = tuple(
             part if part is None or is_absent(part) else specs_of(part, name)
             for part, name in zip(first, ("x", "y", "sample_weight"))
@@ -118,15 +116,15 @@ class MappedExamples:
     def read_into(self, indices, arrays, where, draw, position=0):
         """As `Examples.read_into`."""
         together = None if self._reads_in_threads else list(self._data.items(indices))
-        rows = np.arange(len(arrays[0]))[where]
+        rows = np.arange(len(arrays[0]))[where].tolist()
+        arrays = tree.pack_sequence_as(self.specs, arrays)
 
         def read(chunk):
             numbers = range(chunk.start, chunk.stop)
             items = self._data.items(indices[chunk]) if together is None else together[chunk]
             for k, item in zip(numbers, items):
                 example = self._changed(item, draw, position + k)
-                name = f"map_fn(example {indices[k]})"
-                store_parts(example, self.specs, arrays, rows[k], name)
+                store(example, self.specs, arrays, rows[k], f"map_fn(example {indices[k]})")
 
         self._threads.run(read, len(indices))
 
@@ -139,7 +137,7 @@ class MappedExamples:
         if weight is not None:
             arguments.append(weight)
         named = {"rng": draw.example_generator(position)} if self._takes_rng else {}
-        return as_keras_example(as_arrays(self._function(*arguments, **named)))
+        return as_keras_example(self._function(*arguments, **named))
 
 
 def _part(where, chunk):
@@ -198,15 +196,6 @@ def check_weights(y, weight):
 def names(specs):
     """The names of a nest of `RowSpec`, for errors."""
     return tree.map_structure(lambda spec: None if spec is None else spec.name, specs)
-
-
-def store_parts(example, specs, arrays, row, name):
-    """Writes x, y and weights of one example to a row of the arrays."""
-    for part, spec in zip(example, specs):
-        number = len(tree.flatten(spec))
-        if part is not None or spec is not None:
-            store(part, spec, arrays[:number], row, name)
-        arrays = arrays[number:]
 
 
 def _common_length(found):

@@ -160,8 +160,9 @@ class ItemSource(Source):
     def read_into(self, indices, arrays, where):
         """As `Source.read_into`."""
         rows = range(*where.indices(len(arrays[0]))) if isinstance(where, slice) else where
-        for row, index, example in zip(rows, indices, self.items(indices)):
-            store(as_arrays(example), self.spec, arrays, row, f"{self.name}[{index}]")
+        arrays = tree.pack_sequence_as(self.spec, arrays)
+        for row, index, example in zip(rows, indices.tolist(), self.items(indices)):
+            store(example, self.spec, arrays, row, f"{self.name}[{index}]")
 
 
 class BatchSource(Source):
@@ -327,11 +328,13 @@ def as_arrays(example):
         return {key: as_arrays(value) for key, value in example.items()}
     if isinstance(example, tuple):
         return tuple(as_arrays(value) for value in example)
-    if example is None:
-        return None
-    if isinstance(example, (str, bytes)):  # NumPy's own text dtypes cut zero bytes off
-        return np.array(example, object)
-    return np.asarray(example)
+    return None if example is None else _as_array(example)
+
+
+def _as_array(value):
+    if isinstance(value, (str, bytes)):  # NumPy's own text dtypes cut zero bytes off
+        return np.array(value, object)
+    return np.asarray(value)
 
 
 def specs_of(example, name):
@@ -358,12 +361,23 @@ def _spec(values, shape, name):
 
 
 def store(example, specs, arrays, row, name):
-    """Writes one example, of the structure of `specs`, to a row of the arrays."""
-    check_structure(example, specs, name)
-    for spec, array, value in zip(tree.flatten(specs), arrays, tree.flatten(example)):
-        if spec is not None:
-            spec.check((1, *value.shape), value.dtype)
-            array[row] = value[()] if spec.is_text and value.ndim == 0 else value
+    """Writes an example to a row of arrays, which are a nest like `specs`; None has no array."""
+    if isinstance(specs, RowSpec) and _keys(example) is None:
+        value = _as_array(example)
+        specs.check((1, *value.shape), value.dtype)
+        arrays[row] = value[()] if specs.is_text and value.ndim == 0 else value
+    elif _keys(example) == _keys(specs) and (specs is not None or example is None):
+        for key in _keys(specs) or ():
+            store(example[key], specs[key], arrays[key], row, name)
+    else:
+        raise _other_structure(as_arrays(example), specs, name)
+
+
+def _keys(nest):
+    """What the parts of a nest are called; None for an array."""
+    if isinstance(nest, Mapping):
+        return set(nest)
+    return range(len(nest)) if isinstance(nest, tuple) else None
 
 
 def check_structure(example, specs, name):
@@ -371,8 +385,12 @@ def check_structure(example, specs, name):
     try:
         tree.assert_same_structure(specs, example)
     except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"All examples must have one structure. Received: {name} = "
-            f"{tree.map_structure(lambda a: f'array of shape {a.shape}', example)}, "
-            f"the first example had {tree.map_structure(lambda s: s.name, specs)}."
-        ) from error
+        raise _other_structure(example, specs, name) from error
+
+
+def _other_structure(example, specs, name):
+    shapes = tree.map_structure(lambda a: a if a is None else f"array of shape {a.shape}", example)
+    return ValueError(
+        f"All examples must have one structure. Received: {name} = {shapes}, the first example "
+        f"had {tree.map_structure(lambda s: s if s is None else s.name, specs)}."
+    )
