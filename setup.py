@@ -47,7 +47,12 @@ TENSORFLOW_BUILDS = {
 }
 
 OPTIONAL = {
-    "datasets": ["tensorflow-datasets>=4.9.9,<5"],
+    # tensorflow-datasets imports importlib_resources and does not require it.
+    "datasets": [
+        "array_record>=0.8,<0.9",
+        "importlib_resources>=6,<8",
+        "tensorflow-datasets>=4.9.9,<5",
+    ],
     "plot": ["matplotlib>=3.8,<4"],
     "tensorboard": ["tensorboard>=2.20,<2.22"],
     # The small data sets of `make demo` ship inside these two.
@@ -61,6 +66,7 @@ DEVELOPMENT = [
     "pytest-xdist>=3.5,<4",
     "ruff>=0.17,<0.18",
     "setuptools>=77",
+    *OPTIONAL["datasets"],
     *OPTIONAL["demo"],
     *OPTIONAL["tensorboard"],
 ]

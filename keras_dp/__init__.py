@@ -41,7 +41,13 @@ from keras_dp.optimizers import (  # noqa: E402
     make_private,
 )
 from keras_dp.repair import fix  # noqa: E402
-from keras_dp.sampling import PoissonSampler  # noqa: E402
+from keras_dp.sampling import (  # noqa: E402
+    ArrayRecordSource,
+    FixedBatches,
+    Padded,
+    PoissonSampler,
+    write_array_record,
+)
 from keras_dp.validation import Problem, validate  # noqa: E402
 from keras_dp.version import __version__  # noqa: E402
 
@@ -49,6 +55,7 @@ training.install()
 entry_points.install()
 
 __all__ = [
+    "ArrayRecordSource",
     "BudgetExceededError",
     "ClippedGradients",
     "DPAdam",
@@ -56,8 +63,10 @@ __all__ = [
     "DPLamb",
     "DPMomentum",
     "DPSGD",
+    "FixedBatches",
     "IncompatibleModelError",
     "LedgerError",
+    "Padded",
     "PoissonSampler",
     "PrivacyError",
     "PrivacyLedger",
@@ -81,4 +90,5 @@ __all__ = [
     "steps_per_epoch",
     "testing",
     "validate",
+    "write_array_record",
 ]

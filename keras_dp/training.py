@@ -12,15 +12,20 @@ import tensorflow as tf
 from keras_dp import _keras, padding
 from keras_dp.clipping import compilation, gradients, rows
 from keras_dp.optimizers.base import private_optimizer, require_one_replica
+from keras_dp.pieces import Piece
 
 
 def private_train_step(model, optimizer, data):
     """One private update on a batch, and the logs that Keras expects.
 
+    Where a logical batch has several parts, only the last one updates; see
+    :class:`~keras_dp.optimizers.base.DPOptimizer`.
+
     Args:
       model: a compiled ``keras.Model``.
       optimizer: its DP optimizer.
-      data: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``.
+      data: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``; x may be a
+        :class:`~keras_dp.pieces.Piece`.
 
     Returns:
       dict of metric results, as ``keras.Model.train_step`` returns. They are computed from
@@ -29,11 +34,13 @@ def private_train_step(model, optimizer, data):
     require_one_replica()
     x, y, sample_weight = _unpack(data)
     if not model.jit_compile:
-        x, y, sample_weight = _without_last_padding(x, y, sample_weight)
+        x, y, sample_weight = _without_last_padding(
+            x, y, sample_weight, optimizer.examples_per_user or 1
+        )
     logs = {}
 
-    def observe(result, x, y, sample_weight, real):
-        logs.update(_update_metrics(model, result, x, y, sample_weight, real))
+    def observe(result, batch):
+        logs.update(_update_metrics(model, result, batch))
 
     with compilation.outside_xla(not model.jit_compile):
         clipped = gradients.accumulate(
@@ -45,12 +52,13 @@ def private_train_step(model, optimizer, data):
     return logs
 
 
-def _update_metrics(model, result, x, y, sample_weight, real):
-    """Loss and metrics of the examples of one pass, by Keras's own code; padding left out."""
+def _update_metrics(model, result, batch):
+    """Loss and metrics of the rows of one pass, by Keras's own code; padding left out."""
+    x, y, sample_weight = batch.x, batch.y, batch.sample_weight
     y_pred, activity = result.y_pred, result.activity
-    if real is not None:
+    if batch.real is not None:
         x, y, y_pred, sample_weight, activity = rows.select(
-            (x, y, y_pred, sample_weight, activity), real
+            (x, y, y_pred, sample_weight, activity), batch.real
         )
     count = rows.count((y_pred,))
     with _keras.output_losses_weighted_by(model, count):
@@ -70,16 +78,19 @@ def _unpack(data):
     return rows.to_tensors((x, y, sample_weight))
 
 
-def _without_last_padding(x, y, sample_weight):
-    """The batch up to its last example, and at least one row: padding is no work to do.
+def _without_last_padding(x, y, sample_weight, per_user):
+    """The batch up to its last example, or user, and at least one: padding is no work to do.
 
     Not for XLA, which would compile every size anew.
     """
     real = padding.real_rows(sample_weight)
     if real is None:
         return x, y, sample_weight
-    number = tf.maximum(tf.reduce_max(tf.where(real, tf.range(tf.size(real)) + 1, 0)), 1)
-    return rows.take((x, y, sample_weight), 0, number)
+    number = tf.reduce_max(tf.where(real, tf.range(tf.size(real)) + 1, 0))
+    number = per_user * tf.maximum(-(-number // per_user), 1)
+    inputs = x.x if isinstance(x, Piece) else x
+    inputs, y, sample_weight = rows.take((inputs, y, sample_weight), 0, number)
+    return x._replace(x=inputs) if isinstance(x, Piece) else inputs, y, sample_weight
 
 
 def install():

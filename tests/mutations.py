@@ -52,9 +52,9 @@ MUTATIONS = [
     Mutation(
         "divide by the real batch",
         "keras_dp/optimizers/base.py",
-        "private = self.privatize(grads)",
-        "private = [p * self.batch_size / tf.cast(grads.num_examples, tf.float32)"
-        " for p in self.privatize(grads)]",
+        "self._update(grads.scaled_sums, grads.variables)",
+        "self._update([s * self.batch_size / tf.cast(grads.num_examples, tf.float32)"
+        " for s in grads.scaled_sums], grads.variables)",
         "tests/conformance/test_lin.py::test_divisor_is_the_constant",
     ),
     Mutation(
@@ -112,7 +112,7 @@ MUTATIONS = [
     Mutation(
         "count rows twice in the last microbatch",
         "keras_dp/clipping/gradients.py",
-        "fresh = None if even else start + tf.range(width) >= k * width",
+        "fresh = None if even else tf.repeat(start + tf.range(width) >= k * width, per_user)",
         "fresh = None",
         "tests/clipping/test_gradients.py::test_microbatches_change_nothing",
     ),
@@ -417,6 +417,86 @@ MUTATIONS = [
         "        low, high = (middle, high) if allows(middle) else (low, middle)\n    return low",
         "        low, high = (middle, high) if allows(middle) else (low, middle)\n    return high",
         "tests/accounting/test_solving.py::test_solutions_stay_within_the_target_and_use_it",
+    ),
+    Mutation(
+        "add noise to every part of a logical batch",
+        "keras_dp/optimizers/base.py",
+        "totals = accumulator.totals(grads.scaled_sums, variables, first)",
+        "noisy = self._privatized(grads.scaled_sums, variables)\n"
+        "        totals = accumulator.totals(noisy, variables, first)",
+        "tests/optimizers/test_accumulation.py::test_noise_is_added_once",
+    ),
+    Mutation(
+        "count every part of a logical batch as an update",
+        "keras_dp/optimizers/base.py",
+        "tf.cond(last, complete, lambda: accumulator.keep(totals))",
+        "tf.cond(last, complete, lambda: accumulator.keep(totals))\n"
+        "        self._iterations.assign_add(1)",
+        "tests/optimizers/test_accumulation.py::test_two_halves_are_one_batch",
+    ),
+    Mutation(
+        "keep the sums of a logical batch for the next",
+        "keras_dp/optimizers/accumulation.py",
+        "return tf.cond(first, lambda: [tf.identity(n) for n in new], added)",
+        "return added()",
+        "tests/optimizers/test_accumulation.py::test_two_halves_are_one_batch",
+    ),
+    Mutation(
+        "keep the sums of a frozen weight",
+        "keras_dp/optimizers/accumulation.py",
+        "new = [tf.zeros(v.shape) if n is None else n for v, n in zip(self._variables, new)]",
+        "new = [self._sums[id(v)] if n is None else n for v, n in zip(self._variables, new)]",
+        "tests/optimizers/test_accumulation.py::test_freezing_a_layer_leaves_no_sum_behind",
+    ),
+    Mutation(
+        "write the sums of half a logical batch into checkpoints",
+        "keras_dp/optimizers/base.py",
+        "            self._accumulator.build(variables)",
+        "            self._accumulator.build(variables)\n"
+        "            self.parts = list(self._accumulator._sums.values())",
+        "tests/optimizers/test_accumulation.py::test_the_sums_are_in_no_file",
+    ),
+    Mutation(
+        "let Keras accumulate noisy gradients",
+        "keras_dp/optimizers/base.py",
+        "return None if self._calls_into_keras else",
+        "return",
+        "tests/optimizers/test_accumulation.py::test_kerass_own_machinery_stays_off",
+    ),
+    Mutation(
+        "keep the sums of an unfinished draw",
+        "keras_dp/optimizers/accumulation.py",
+        "first = self._draw.read_value() != draw",
+        "first = self._draw.read_value() == _NONE",
+        "tests/optimizers/test_accumulation.py::test_an_unfinished_draw_is_dropped",
+    ),
+    Mutation(
+        "release a draw of which a piece is missing",
+        "keras_dp/optimizers/accumulation.py",
+        "last &= all_there",
+        "last |= False",
+        "tests/optimizers/test_accumulation.py::test_a_draw_with_a_piece_missing_is_never_released",
+    ),
+    Mutation(
+        "clip each copy of an example by itself",
+        "keras_dp/clipping/units.py",
+        "return Batch(*data, real, counted, shares, privacy.rows_per_unit)",
+        "return Batch(*data, real, counted, shares, per_user)",
+        "tests/conformance/test_lin.py::test_copies_that_are_alike_change_nothing",
+    ),
+    Mutation(
+        "clip each row of a user by itself",
+        "keras_dp/clipping/units.py",
+        "return Batch(*data, real, counted, shares, privacy.rows_per_unit)",
+        "return Batch(*data, real, counted, shares, copies)",
+        "tests/conformance/test_lin.py::test_a_user_is_clipped_once",
+    ),
+    Mutation(
+        "forget the copies in the fallback",
+        "keras_dp/clipping/layerwise.py",
+        "fallback.per_example_gradients(use, gradients, scope, count)",
+        "fallback.per_example_gradients(use, gradients, scope)",
+        "tests/conformance/test_loop.py::test_units_of_two_rows",
     ),
 ]
 

@@ -208,6 +208,25 @@ def test_an_empty_draw_is_an_update(jit_compile):
     assert all(np.isfinite(v) for v in logs.values())
 
 
+def test_rows_held_out_for_validation_train_nothing():
+    """validation_split: updates, weights and logs depend on the first rows alone."""
+    x, y = zoo.batch(_dense(), 16)
+    other = x.copy()
+    other[12:] = 5.0
+    trained = []
+    for data in (x, other):
+        model = _dense()
+        model.compile(_optimizer(batch_size=4), loss=CROSSENTROPY)
+        args = dict(batch_size=4, validation_split=0.25, verbose=0, shuffle=False)
+        logs = model.fit(data, y, **args).history
+        assert int(model.optimizer.iterations) == 3
+        trained.append((model.get_weights(), logs))
+    for a, b in zip(trained[0][0], trained[1][0]):
+        np.testing.assert_array_equal(a, b)
+    assert trained[0][1]["loss"] == trained[1][1]["loss"]
+    assert trained[0][1]["val_loss"] != trained[1][1]["val_loss"]
+
+
 def test_steps_per_execution_counts_every_step():
     for steps in (1, 16):
         model = _dense()

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-
-class DataNotFoundError(FileNotFoundError):
-    """Data or the package that brings them are missing; the message says how to get them."""
+from train_scripts import tfds_data
+from train_scripts.errors import DataNotFoundError
 
 
 class ImageData(NamedTuple):
@@ -32,7 +31,8 @@ def load(source):
     """Loads the data set that a ``--dataset`` flag names.
 
     Args:
-      source: ``"mnist5k"``, ``"tfds:NAME"``, or a folder of IDX files.
+      source: ``"mnist5k"``, ``"tfds:NAME"`` (a name or folder as ``tfds_data.open_tfds`` takes
+        it), or a folder of IDX files.
 
     Returns:
       ImageData.
@@ -139,32 +139,15 @@ def read_idx(path):
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
-def load_tfds(name):
-    """A data set of images from TensorFlow Datasets that was prepared on this machine before."""
-    if importlib.util.find_spec("tensorflow_datasets") is None:
-        raise DataNotFoundError(
-            f"--dataset=tfds:{name} needs the package tensorflow-datasets: "
-            "pip install tensorflow-datasets"
-        )
-    import tensorflow_datasets as tfds
+def load_tfds(name, image_size=None):
+    """All images of a data set of TensorFlow Datasets that was prepared on this machine before.
 
-    try:
-        builder = tfds.builder(name)
-    except tfds.core.DatasetNotFoundError as error:
-        raise DataNotFoundError(f"TensorFlow Datasets has no data set {name!r}.") from error
-    if not builder.is_prepared():
-        raise DataNotFoundError(
-            f"The data set {name!r} is not on this machine (looked in {builder.data_dir}). "
-            f"Get it with: tfds build {name}"
-        )
-    train, test = builder.as_dataset(split=["train", "test"], batch_size=-1, as_supervised=True)
-    (x_train, y_train), (x_test, y_test) = (
-        (np.asarray(images), np.asarray(labels, np.int64)) for images, labels in (train, test)
-    )
-    num_classes = int(max(y_train.max(), y_test.max())) + 1
-    return ImageData(
-        name, num_classes, scale_to_unit(x_train), y_train, scale_to_unit(x_test), y_test
-    )
+    Args:
+      name: as ``tfds_data.open_tfds`` takes it, which reads images when they are needed instead.
+      image_size: (height, width) to resize images to; needed where images have several sizes.
+    """
+    name, num_classes, train, test = tfds_data.load_arrays(name, image_size)
+    return ImageData(name, num_classes, *train, *test)
 
 
 def load_digits():

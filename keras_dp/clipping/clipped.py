@@ -5,6 +5,7 @@ import dataclasses
 import tensorflow as tf
 
 from keras_dp.errors import UnclippedGradientsError
+from keras_dp.pieces import Piece
 
 
 @dataclasses.dataclass
@@ -18,7 +19,9 @@ class ClippedGradients:
         divided by the constant ``batch_size`` of the optimizer.
       variables: the trainable variables of the model, in that order.
       loss: float32 scalar, the mean loss of the examples. For logs; not private.
-      num_examples: int64 scalar, the examples counted. Not private under Poisson sampling.
+      num_examples: int64 scalar, the examples counted, not their augmented copies. Not private
+        under Poisson sampling.
+      piece: the :class:`keras_dp.pieces.Piece` whose inputs they are of, or None.
     """
 
     scaled_sums: list
@@ -26,6 +29,7 @@ class ClippedGradients:
     loss: tf.Tensor
     num_examples: tf.Tensor
     _optimizer: object = dataclasses.field(repr=False)
+    piece: Piece | None = dataclasses.field(default=None, repr=False)
     _spent: bool = dataclasses.field(default=False, repr=False)
 
     def __post_init__(self):

@@ -37,7 +37,7 @@ def example_losses(model, loss, variables, x, y, y_pred, sample_weight, scale):
     Nothing is written: metrics that the loss keeps stay as they are.
 
     Args:
-      scale: factor on the gradients.
+      scale: factor on the gradients, a number or float32 ``[batch]``.
       Others as in :func:`loss_of`.
 
     Returns:
@@ -72,7 +72,7 @@ def activity_losses(recorded, scale):
 
     Args:
       recorded: triples of regularizer, layer output, and its consecutive rows for an example.
-      scale: factor on the gradients.
+      scale: factor on the gradients, a number or one for each row of the batch.
 
     Returns:
       ``(losses, starts)`` as of :func:`example_losses`; the losses are None without regularizers.
@@ -84,7 +84,8 @@ def activity_losses(recorded, scale):
             def value(output, others, regularizer=regularizer):
                 return tf.cast(tf.reduce_sum(regularizer(output[0][None])), tf.float32)
 
-            losses, (gradient,) = _by_rows(value, [tf.stop_gradient(output)], [], scale)
+            per_row = tf.repeat(scale, count) if tf.is_tensor(scale) else scale
+            losses, (gradient,) = _by_rows(value, [tf.stop_gradient(output)], [], per_row)
             losses = tf.reduce_sum(tf.reshape(losses, [-1, count]), 1)
             total = losses if total is None else total + losses
             starts.append((output, gradient))
@@ -99,7 +100,7 @@ def _by_rows(value, differentiated, others, scale):
     """
 
     def one(row):
-        differentiated, others = row
+        differentiated, others, scale = row
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(differentiated)
             result = value(differentiated, others)
@@ -109,14 +110,17 @@ def _by_rows(value, differentiated, others, scale):
         )
         return result, found
 
+    if not tf.is_tensor(scale):
+        scale = tf.fill(tf.shape(differentiated[0])[:1], float(scale))
+    batch = (differentiated, others, scale)
     try:
-        return tf.vectorized_map(one, (differentiated, others))
+        return tf.vectorized_map(one, batch)
     except (TypeError, ValueError, NotImplementedError, tf.errors.OpError):
         # Losses with control flow of their own; an error of the loss itself comes again.
         specs = [tf.TensorSpec(t.shape[1:], t.dtype) for t in differentiated]
         return tf.map_fn(
             one,
-            (differentiated, others),
+            batch,
             fn_output_signature=(tf.TensorSpec([], tf.float32), specs),
             parallel_iterations=1,
         )

@@ -14,13 +14,16 @@ from keras_dp.clipping.forms import PerExample
 from keras_dp.clipping.rules.rule import NotLayerwise
 
 
-def per_example_gradients(use, gradients, scope):
+def per_example_gradients(use, gradients, scope, count=1):
     """Yields ``(variable, form)`` for each weight of the recorded layer.
+
+    A unit of several rows is one small batch, so that the gradients of its rows are not made.
 
     Args:
       use: the recorded call.
       gradients: gradient of the loss with respect to each of its outputs.
       scope: the stateless scope of the forward pass.
+      count: consecutive rows of one unit, int or scalar tensor.
 
     Raises:
       NotLayerwise: when the layer draws random numbers, which a second run would draw anew.
@@ -40,7 +43,7 @@ def per_example_gradients(use, gradients, scope):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(weights)
             with keras.StatelessScope(state_mapping=list(zip(variables, weights))):
-                args, kwargs = rebuild([t[None] for t in inputs])
+                args, kwargs = rebuild(inputs)
                 outputs = layer(*args, **kwargs)
             outputs = [
                 o for o in tf.nest.flatten(outputs) if tf.is_tensor(o) and o.dtype.is_floating
@@ -48,12 +51,12 @@ def per_example_gradients(use, gradients, scope):
         found = tape.gradient(
             outputs,
             weights,
-            output_gradients=[g[None] for g in output_gradients],
+            output_gradients=output_gradients,
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
         return [tf.cast(tf.convert_to_tensor(f), tf.float32) for f in found]
 
-    rows = (leaves, list(gradients))
+    rows = ([_by_unit(t, count) for t in leaves], [_by_unit(g, count) for g in gradients])
     if _needs_a_loop(layer):
         signature = [tf.TensorSpec(v.shape, tf.float32) for v in variables]
         values = tf.map_fn(one, rows, fn_output_signature=signature, parallel_iterations=1)
@@ -61,6 +64,17 @@ def per_example_gradients(use, gradients, scope):
         values = tf.vectorized_map(one, rows)
     for variable, value in zip(variables, values):
         yield variable, PerExample(value, variable.shape)
+
+
+def _by_unit(tensor, count):
+    """``[units * count, ...]`` -> ``[units, count, ...]``."""
+    if isinstance(count, int) and count == 1:
+        return tf.expand_dims(tensor, 1)
+    result = tf.reshape(tensor, tf.concat([[-1, count], tf.shape(tensor)[1:]], 0))
+    known = isinstance(count, int)
+    units = tensor.shape[0] // count if known and tensor.shape[0] is not None else None
+    result.set_shape([units, count if known else None, *tensor.shape[1:]])
+    return result
 
 
 def _needs_a_loop(layer):

@@ -7,11 +7,12 @@ import keras
 import tensorflow as tf
 
 from keras_dp import _keras, padding, validation
-from keras_dp.clipping import alignment, hidden_state, layerwise, passes, rows, vectorized
+from keras_dp.clipping import alignment, hidden_state, layerwise, passes, rows, units, vectorized
 from keras_dp.clipping.clipped import ClippedGradients
 from keras_dp.clipping.rules.rule import NotLayerwise
 from keras_dp.clipping.settings import PrivacySettings
 from keras_dp.errors import IncompatibleModelError
+from keras_dp.pieces import Piece
 
 # Keeps small float16 gradients of a single example's loss from rounding to zero.
 _FLOAT16_LOSS_SCALE = 256.0
@@ -23,7 +24,9 @@ def clipped_gradients(model, x, y=None, sample_weight=None, *, optimizer, loss=N
 
     Computes sum_i f_i g_i, where g_i is the gradient of example i's loss over all trainable
     weights and f_i the clip factor that brings its norm to at most ``l2_norm_clip``. The
-    loss of an example is the model's loss on a batch of one.
+    loss of an example is the model's loss on a batch of one. With ``augmentations`` of the
+    optimizer it is the mean over so many copies of the example, with ``examples_per_user`` i
+    is a user and the loss the mean over the rows of that user.
 
         clipped = keras_dp.clipped_gradients(model, x, y, optimizer=optimizer)
         optimizer.apply_gradients(clipped)   # adds the noise, divides, updates
@@ -31,7 +34,9 @@ def clipped_gradients(model, x, y=None, sample_weight=None, *, optimizer, loss=N
     Args:
       model: a built or callable Keras model, compiled with a loss unless ``loss`` is given.
       x, y, sample_weight: the batch: tensors or arrays with the examples along the first
-        axis, nested as the model takes them. A row of weight 0 has clip factor 0.
+        axis, nested as the model takes them. A row of weight 0 has clip factor 0. With
+        ``examples_per_user=k`` the rows of a user are k consecutive ones. x may be a
+        :class:`keras_dp.pieces.Piece`; the optimizer then updates at the last piece of a draw.
       optimizer: the DP optimizer that will apply the result.
       loss: None, or a function ``loss(y, y_pred)`` (and ``sample_weight=`` when weights are
         given) in place of the compiled loss.
@@ -41,7 +46,7 @@ def clipped_gradients(model, x, y=None, sample_weight=None, *, optimizer, loss=N
 
     Raises:
       IncompatibleModelError: when the model cannot be trained privately; names the layer.
-      ValueError: when ``optimizer`` is no DP optimizer.
+      ValueError: when ``optimizer`` is no DP optimizer, or the rows are no whole users.
     """
     if not isinstance(getattr(optimizer, "privacy", None), PrivacySettings):
         raise ValueError(
@@ -56,60 +61,77 @@ def accumulate(model, x, y, sample_weight, *, optimizer, loss=None, observe=None
     """Clipped sums over all microbatches of a batch.
 
     Args:
-      observe: None or a function ``observe(result, x, y, sample_weight, real)`` called after
-        every pass; ``real`` is bool ``[rows]``, or None when every row is an example of its own.
+      x, y, sample_weight: the batch; x may be a :class:`~keras_dp.pieces.Piece`.
+      observe: None or a function ``observe(result, batch)`` called after every pass, with a
+        :class:`~keras_dp.clipping.units.Batch`.
       Others as in :func:`clipped_gradients`.
     """
     privacy = optimizer.privacy
+    piece = None
+    if isinstance(x, Piece):
+        piece, x = x, x.x
     _keras.build(model, x, y, sample_weight)
     rows_are = _require_valid(model, loss, x, privacy.backend)
     variables = list(model.trainable_variables)
-    scale = _loss_scale(model)
+    scale = _loss_scale(model, privacy)
 
-    def run(batch, real):
+    def run(data, real, counted):
+        batch = units.grouped(data, real, counted, privacy)
         result = _one_pass(model, loss, variables, batch, privacy, scale, rows_are)
         if observe is not None:
-            observe(result, *batch[:3], real)
+            observe(result, batch)
         losses = result.losses if result.activity is None else result.losses + result.activity
-        if real is None:
-            return result.sums, tf.reduce_sum(losses), tf.size(losses, tf.int64)
-        counted = tf.boolean_mask(losses, real)
-        return result.sums, tf.reduce_sum(counted), tf.size(counted, tf.int64)
+        if batch.real is not None:
+            losses = tf.boolean_mask(losses, batch.real)
+        return result.sums, tf.reduce_sum(losses), tf.size(losses, tf.int64)
 
-    size = rows.count((x, y, sample_weight))
+    data = (x, y, sample_weight)
+    size = rows.count(data)
+    per_user = privacy.examples_per_user or 1
+    if per_user > 1:
+        units.require_whole_users(size, per_user)
+        size //= per_user
     per_pass = 1 if privacy.backend == "loop" else privacy.microbatch_size
     real = padding.real_rows(sample_weight)
     counted = _counted_rows(sample_weight)
     if per_pass is None or (isinstance(size, int) and size <= per_pass and real is None):
-        batch = (x, y, sample_weight, counted)
-        sums, total, number = run(batch, real)
+        sums, total, number = run(data, real, counted)
     else:
         sums, total, number = _microbatches(
-            run, (x, y, sample_weight), counted, real, size, per_pass, variables
+            run, data, real, counted, size, per_user, per_pass, variables
         )
     mean = tf.math.divide_no_nan(total, tf.cast(number, tf.float32))
-    return ClippedGradients(sums, variables, mean, number, optimizer)
+    number //= privacy.augmentations or 1
+    return ClippedGradients(sums, variables, mean, number, optimizer, piece)
 
 
-def _microbatches(run, data, counted, real, size, per_pass, variables):
-    """Adds up passes over ``per_pass`` rows; stops after the last row that is an example.
+def _microbatches(run, data, real, counted, size, per_user, per_pass, variables):
+    """Adds up passes over ``per_pass`` units; stops after the last row that is an example.
 
     Every pass has the same number of rows, so that nothing is compiled twice: the last one
     moves back into rows that were seen already, which then do not count.
+
+    Args:
+      size: the units, users or examples; int or scalar tensor.
+      per_user: int, the rows of each.
     """
     width = min(size, per_pass) if isinstance(size, int) else tf.minimum(size, per_pass)
     even = isinstance(size, int) and size % width == 0
     last = size
     if real is not None:
-        last = tf.reduce_max(tf.where(real, tf.range(size) + 1, 0))
+        end = tf.reduce_max(tf.where(real, tf.range(size * per_user) + 1, 0))
+        last = -(-end // per_user)
     steps = -(-last // width)
 
     def body(k, sums, total, number):
         start = tf.minimum(k * width, size - width)
-        fresh = None if even else start + tf.range(width) >= k * width
-        is_real = _both(fresh, rows.take(real, start, width))
-        batch = (*rows.take(data, start, width), _both(fresh, rows.take(counted, start, width)))
-        more, loss, examples = run(batch, is_real)
+        fresh = None if even else tf.repeat(start + tf.range(width) >= k * width, per_user)
+        part = (start * per_user, width * per_user)
+        more, loss, examples = run(
+            rows.take(data, *part),
+            _both(fresh, rows.take(real, *part)),
+            _both(fresh, rows.take(counted, *part)),
+        )
         sums = [s + m for s, m in zip(sums, more)]
         return k + 1, sums, total + loss, number + examples
 
@@ -151,7 +173,7 @@ def _one_pass(model, loss, variables, batch, privacy, scale, rows_are):
                 f"slower, because {reason}.",
             )
             with tf.init_scope():
-                hidden_state.refuse(model, _specs(batch[0]))
+                hidden_state.refuse(model, _specs(batch.x))
         else:
             passes.keep_state(model, result.scope)
             unchanged = passes.changed_state(model, result.scope)
@@ -236,9 +258,9 @@ def _counted_rows(sample_weight):
     return counted
 
 
-def _loss_scale(model):
+def _loss_scale(model, privacy):
     half = any(layer.compute_dtype == "float16" for layer in _keras.all_layers(model))
-    return _FLOAT16_LOSS_SCALE if half else 1.0
+    return _FLOAT16_LOSS_SCALE * (privacy.augmentations or 1) if half else 1.0
 
 
 _validated = weakref.WeakKeyDictionary()

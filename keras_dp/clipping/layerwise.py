@@ -25,7 +25,7 @@ def clipped_sums(model, loss, variables, batch, privacy, loss_scale, constants=N
       model: the model.
       loss: None or the loss function to use instead of the compiled one.
       variables: the trainable variables, in the order of the result.
-      batch: ``(x, y, sample_weight, counted)``; ``counted`` is bool ``[batch]`` or None.
+      batch: a :class:`~keras_dp.clipping.units.Batch`.
       privacy: the optimizer's :class:`~keras_dp.clipping.settings.PrivacySettings`.
       loss_scale: factor by which gradients are scaled up during the backward pass.
       constants: None or the :class:`~keras_dp.clipping.recording.Constants` of a trial run.
@@ -36,17 +36,22 @@ def clipped_sums(model, loss, variables, batch, privacy, loss_scale, constants=N
     Raises:
       NotLayerwise: when a part of the gradient cannot be seen layer by layer.
     """
-    *data, counted = batch
-    found, seen = weight_forms(model, loss, variables, data, loss_scale, constants)
-    sums = clip_and_sum(found, variables, counted, privacy, tf.shape(seen["losses"])[0])
-    return Pass(sums, **seen)
+    data = (batch.x, batch.y, batch.sample_weight)
+    found, seen = weight_forms(
+        model, loss, variables, data, loss_scale, constants, batch.shares, batch.rows_per_unit
+    )
+    size = tf.shape(seen["losses"])[0] // batch.rows_per_unit
+    return Pass(clip_and_sum(found, variables, batch.counted, privacy, size), **seen)
 
 
-def weight_forms(model, loss, variables, data, loss_scale=1, constants=None):
-    """The forms of every example's gradient: a pass up to the norms.
+def weight_forms(
+    model, loss, variables, data, loss_scale=1, constants=None, shares=None, rows_per_unit=1
+):
+    """The forms of every unit's gradient: a pass up to the norms.
 
     Args:
       data: ``(x, y, sample_weight)``.
+      shares, rows_per_unit: as of a :class:`~keras_dp.clipping.units.Batch`.
       Others as in :func:`clipped_sums`.
 
     Returns:
@@ -58,6 +63,7 @@ def weight_forms(model, loss, variables, data, loss_scale=1, constants=None):
     """
     x, y, sample_weight = data
     size = rows.count((x, y, sample_weight))
+    scale = loss_scale if shares is None else loss_scale * shares
     recorder = Recorder(model, variables, batch=size, constants=constants)
     # A persistent tape makes loops in the model several times as slow; only eager code needs it.
     tape = tf.GradientTape(persistent=tf.executing_eagerly(), watch_accessed_variables=False)
@@ -66,19 +72,19 @@ def weight_forms(model, loss, variables, data, loss_scale=1, constants=None):
             y_pred = _keras.call_model(model, x)
         _refuse_added_losses(model, loss, scope, recorder)
         losses, starts, given = example_loss.example_losses(
-            model, loss, variables, x, y, y_pred, sample_weight, loss_scale
+            model, loss, variables, x, y, y_pred, sample_weight, scale
         )
-        activity, more = example_loss.activity_losses(recorder.activity, loss_scale)
+        activity, more = example_loss.activity_losses(recorder.activity, scale)
     if given is not None:
         _refuse_other_reads(tape, losses, given, recorder)
     recorder.check_strays()
     recorder.check_rows(losses.shape[0])
     _refuse_written_weights(variables, scope)
-    found = _forms_of_uses(recorder.uses, tape, starts + more, loss_scale, scope)
+    found = _forms_of_uses(recorder.uses, tape, starts + more, loss_scale, scope, rows_per_unit)
     return found, {"losses": losses, "activity": activity, "y_pred": y_pred, "scope": scope}
 
 
-def _forms_of_uses(uses, tape, starts, loss_scale, scope):
+def _forms_of_uses(uses, tape, starts, loss_scale, scope, rows_per_unit):
     """For each variable, by identity: the variable and one form for all its uses."""
     outputs = [o for use in uses for o in use.outputs]
     targets, beginnings = zip(*starts)
@@ -94,17 +100,21 @@ def _forms_of_uses(uses, tape, starts, loss_scale, scope):
         ]
         if loss_scale != 1:
             own = [tf.cast(g, tf.float32) / loss_scale for g in own]
-        for variable, form in _after(own, functools.partial(_forms_of_use, use, own, scope)):
-            if not isinstance(use.rows_per_example, int) or use.rows_per_example > 1:
-                form = form.grouped(use.rows_per_example)
+        count = use.rows_per_example * rows_per_unit
+        forms_of_use = functools.partial(_forms_of_use, use, own, scope, count)
+        for variable, form in _after(own, forms_of_use):
             found.setdefault(id(variable), (variable, []))[1].append(form)
     return {key: forms.merge(uses_of) for key, (_, uses_of) in found.items()}
 
 
-def _forms_of_use(use, gradients, scope):
+def _forms_of_use(use, gradients, scope, count):
+    """Pairs of a variable and a form in which ``count`` consecutive rows are one unit."""
     if use.rule is None:
-        return list(fallback.per_example_gradients(use, gradients, scope))
-    return list(use.rule.forms(use, *gradients))
+        return list(fallback.per_example_gradients(use, gradients, scope, count))
+    found = use.rule.forms(use, *gradients)
+    if isinstance(count, int) and count == 1:
+        return list(found)
+    return [(variable, form.grouped(count)) for variable, form in found]
 
 
 def _after(gradients, compute):
@@ -118,7 +128,7 @@ def _after(gradients, compute):
 
 
 def clip_and_sum(found, variables, counted, privacy, batch):
-    """Norms over all weights, a factor per example, each weight's clipped sum / batch_size."""
+    """Norms over all weights, a factor per unit, each weight's clipped sum / batch_size."""
     used = [v for v in variables if id(v) in found]
     by_weight, apart = forms.side_by_side([found[id(v)] for v in used])
     # The shape is a check: a layer that was called on other rows than the examples fails.

@@ -48,6 +48,11 @@ def take(structure, start, size):
     return keras.tree.map_structure(taken, structure)
 
 
+def gather(structure, index):
+    """The rows with the numbers ``index``, int32 ``[n]``."""
+    return keras.tree.map_structure(lambda t: None if t is None else tf.gather(t, index), structure)
+
+
 def select(structure, keep):
     """The rows where ``keep`` (bool ``[batch]``) is True; masks of Keras go along."""
 

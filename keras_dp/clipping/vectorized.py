@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from keras_dp import _keras
-from keras_dp.clipping import clip, example_loss, rows
+from keras_dp.clipping import clip, example_loss, rows, shapes
 from keras_dp.clipping.passes import Pass
 
 # An odd constant that spreads the rows of a batch over the seeds.
@@ -19,11 +19,14 @@ _ROW_STRIDE = 2654435761
 def clipped_sums(model, loss, variables, batch, privacy, loss_scale, *, loop):
     """One pass over a batch; arguments and result as in ``layerwise.clipped_sums``.
 
-    With ``loop`` the batch has to be a single row: the microbatches are the loop.
+    With ``loop`` the batch has to be a single unit: the microbatches are the loop. The rows of
+    a unit come one after another in both, so that there is one gradient for each unit.
     """
-    x, y, sample_weight, counted = batch
-    tensors, rebuild = rows.flatten((x, y, sample_weight))
-    size = tf.shape(tensors[0])[0]
+    tensors, rebuild = rows.flatten((batch.x, batch.y, batch.sample_weight))
+    count = batch.rows_per_unit
+    size = tf.shape(tensors[0])[0] // count
+    numbers = tf.range(tf.cast(size * count, tf.int64))
+    shares = None if batch.shares is None else tf.reshape(batch.shares, [-1, count])
 
     unpack = {}  # how to put a prediction and its masks together again
 
@@ -36,23 +39,90 @@ def clipped_sums(model, loss, variables, batch, privacy, loss_scale, *, loop):
         predicted, unpack["prediction"] = rows.flatten((y_pred, masks))
         return *numbers, [t[0] for t in predicted]
 
-    numbers = tf.range(tf.cast(size, tf.int64))
-    if loop:
-        results = one(([t[0] for t in tensors], numbers[0]))
-        results = tf.nest.map_structure(lambda t: t[None], results)
-    else:
-        results = tf.vectorized_map(one, (tensors, numbers))
-    gradients, losses, added, predicted = results
+    def row_of_every_unit(k):
+        """Gradients, times the share of the row, and what else is known of it."""
+        row = _take_one_of(count, k, (tensors, numbers))
+        if loop:
+            results = one(tf.nest.map_structure(lambda t: t[0], row))
+            results = tf.nest.map_structure(lambda t: t[None], results)
+        else:
+            results = tf.vectorized_map(one, row)
+        gradients, *others = results
+        if shares is not None:
+            gradients = [
+                shapes.rows(shares[:, k], *[1] * (g.shape.rank - 1)) * g for g in gradients
+            ]
+        return gradients, others
+
+    gradients, others = _sum_over_rows(row_of_every_unit, count)
+    losses, added, predicted = others
     y_pred = keras.tree.map_structure(_keras.with_mask, *unpack["prediction"](predicted))
     _advance_seeds(model)
     squared = tf.add_n([tf.reduce_sum(tf.square(tf.reshape(g, [size, -1])), 1) for g in gradients])
-    factors, finite = clip.clip_factors(privacy, squared, counted)
+    factors, finite = clip.clip_factors(privacy, squared, batch.counted)
     sums = []
     for g in gradients:
         flat = tf.reshape(g, [size, -1])
         flat = tf.where(finite[:, None], flat, 0.0)
         sums.append(tf.reshape(tf.linalg.matvec(flat, factors, transpose_a=True), g.shape[1:]))
     return Pass(sums, losses - added, added, y_pred, None)
+
+
+def _sum_over_rows(row_of_every_unit, count):
+    """Adds up the gradients of the rows of each unit, and puts all else in the order of rows.
+
+    Args:
+      row_of_every_unit: function of the number of a row within its unit, which returns
+        ``(gradients, others)`` with the units as first axis.
+      count: int, the rows of a unit.
+
+    Returns:
+      Gradients ``[units, ...]`` and others ``[units * count, ...]``.
+    """
+    gradients, others = row_of_every_unit(0)
+    if count == 1:
+        return gradients, others
+    collected = [
+        tf.TensorArray(t.dtype, count, element_shape=t.shape).write(0, t)
+        for t in tf.nest.flatten(others)
+    ]
+
+    def body(k, gradients, collected):
+        more, others_of_row = row_of_every_unit(k)
+        gradients = [g + m for g, m in zip(gradients, more)]
+        collected = [c.write(k, t) for c, t in zip(collected, tf.nest.flatten(others_of_row))]
+        return k + 1, gradients, collected
+
+    _, gradients, collected = tf.while_loop(
+        lambda k, *_: k < count,
+        body,
+        (tf.constant(1), gradients, collected),
+        parallel_iterations=1,
+    )
+    flat = [_by_row(c.stack()) for c in collected]
+    return gradients, tf.nest.pack_sequence_as(others, flat)
+
+
+def _take_one_of(count, k, structure):
+    """Rows k, count + k, 2 count + k and so on: one of each unit."""
+    if count == 1:
+        return structure
+
+    def taken(tensor):
+        by_unit = tf.reshape(tensor, tf.concat([[-1, count], tf.shape(tensor)[1:]], 0))
+        row = tf.gather(by_unit, k, axis=1)
+        row.set_shape([None, *tensor.shape[1:]])
+        return row
+
+    return tf.nest.map_structure(taken, structure)
+
+
+def _by_row(tensor):
+    """``[count, units, ...]`` -> ``[units * count, ...]``."""
+    swapped = tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
+    result = tf.reshape(swapped, tf.concat([[-1], tf.shape(swapped)[2:]], 0))
+    result.set_shape([None, *tensor.shape[2:]])
+    return result
 
 
 def unsupported_layer(model):

@@ -1,5 +1,6 @@
 """What turns a Keras optimizer into a private one: clipped sums in, noise, update."""
 
+import contextlib
 import dataclasses
 import numbers
 
@@ -9,18 +10,26 @@ from keras_dp import _keras, noise
 from keras_dp.clipping.clipped import ClippedGradients
 from keras_dp.clipping.settings import PrivacySettings, require
 from keras_dp.errors import PrivacyError, UnclippedGradientsError
+from keras_dp.optimizers.accumulation import Accumulator
 from keras_dp.optimizers.lineage import Lineage
 
 
 class DPOptimizer(Lineage):
     """The private part of every DP optimizer; mixed into a Keras optimizer class.
 
-    An update takes the sum over the batch of the per-example gradients, each clipped to
+    An update takes the sum over a logical batch of the per-example gradients, each clipped to
     an L2 norm of at most ``l2_norm_clip`` over all weights, adds Gaussian noise of
     standard deviation ``noise_multiplier * l2_norm_clip`` once, divides by the constant
     ``batch_size`` and hands the result to the Keras optimizer, whose work is
     post-processing (Abadi et al. 2016, arXiv 1607.00133, Algorithm 1). Gradients of
     weight regularizers depend on no data and are added after the noise.
+
+    A logical batch is one batch; or ``gradient_accumulation_steps`` batches in a row; or all
+    pieces of one draw (:class:`keras_dp.pieces.Piece`). Until it is complete, its clipped sums
+    add up without noise, no weight moves, and ``iterations`` stands still.
+
+    With ``examples_per_user`` what is clipped, and protected, is a user; see
+    :class:`~keras_dp.clipping.settings.PrivacySettings`.
 
     Only :class:`~keras_dp.clipping.clipped.ClippedGradients` are accepted; every other
     call raises :class:`~keras_dp.errors.UnclippedGradientsError`, every time.
@@ -35,11 +44,22 @@ class DPOptimizer(Lineage):
         clipping="flat",
         microbatch_size=None,
         backend="auto",
+        gradient_accumulation_steps=None,
+        augmentations=None,
+        examples_per_user=None,
         seed=None,
         **kwargs,
     ):
         settings = PrivacySettings(
-            l2_norm_clip, noise_multiplier, batch_size, clipping, microbatch_size, backend
+            l2_norm_clip=l2_norm_clip,
+            noise_multiplier=noise_multiplier,
+            batch_size=batch_size,
+            clipping=clipping,
+            microbatch_size=microbatch_size,
+            backend=backend,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            augmentations=augmentations,
+            examples_per_user=examples_per_user,
         )
         require(
             seed is None or (isinstance(seed, numbers.Integral) and not isinstance(seed, bool)),
@@ -54,8 +74,10 @@ class DPOptimizer(Lineage):
                 )
         super().__init__(*args, **kwargs)
         self._privacy = settings
+        self._calls_into_keras = 0
         self._noise = noise.GaussianNoise(seed)
         self._begin_run()
+        self._accumulator = Accumulator()
         _keras.shared_seed_generator()  # here, so that no train step has to make it
 
     @property
@@ -75,7 +97,7 @@ class DPOptimizer(Lineage):
 
     @property
     def batch_size(self):
-        """Expected number of examples in one update, over all replicas; the divisor."""
+        """Expected number of examples, or users, in one update, over all replicas; the divisor."""
         return self._privacy.batch_size
 
     @property
@@ -85,7 +107,7 @@ class DPOptimizer(Lineage):
 
     @property
     def microbatch_size(self):
-        """Examples per pass inside one step, or None for all at once."""
+        """Examples, or users, per pass inside one step, or None for all at once."""
         return self._privacy.microbatch_size
 
     @property
@@ -94,8 +116,40 @@ class DPOptimizer(Lineage):
         return self._privacy.backend
 
     @property
+    def gradient_accumulation_steps(self):
+        """Batches of one update, or None.
+
+        Keras has an attribute of the same name, by which it would add up noisy gradients. While
+        its own methods run they find None here.
+        """
+        return None if self._calls_into_keras else self._privacy.gradient_accumulation_steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, value):
+        if value is not None:
+            raise AttributeError(
+                "The settings of a DP optimizer never change. Pass gradient_accumulation_steps= "
+                f"by keyword when it is made. Received: {value!r}"
+            )
+
+    @property
+    def augmentations(self):
+        """Copies of each example whose gradients are averaged before the clip, or None."""
+        return self._privacy.augmentations
+
+    @property
+    def examples_per_user(self):
+        """Rows of each user, whose mean gradient is clipped once; None: a row is a unit."""
+        return self._privacy.examples_per_user
+
+    @property
+    def iterations(self):
+        """The number of updates: noisy releases, not parts of a logical batch."""
+        return self._iterations
+
+    @property
     def sensitivity(self):
-        """L2 sensitivity of the clipped sum when one example is added or removed."""
+        """L2 sensitivity of the clipped sum when one example, or user, is added or removed."""
         return self._privacy.l2_norm_clip
 
     @property
@@ -103,9 +157,16 @@ class DPOptimizer(Lineage):
         """Standard deviation of the noise in the gradient that the update uses."""
         return self.noise_multiplier * self.sensitivity / self.batch_size
 
+    def build(self, variables):
+        """Makes the optimizer's variables, and the sums in which parts of a batch add up."""
+        with self._in_keras():
+            super().build(variables)
+        if self._waits() and not self._accumulator.built:
+            self._accumulator.build(variables)
+
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars):
-        """One private update.
+        """One private update, or one part of it.
 
         Args:
           grads_and_vars: what :func:`keras_dp.clipped_gradients` returned for this
@@ -132,8 +193,47 @@ class DPOptimizer(Lineage):
                 "train_step computes gradients has to do the same."
             )
         grads.spend(self)
-        private = self.privatize(grads)
-        super().apply(private, grads.variables)
+        if not self.built:
+            self.build(grads.variables)
+        if grads.piece is None and not self._waits():
+            self._update(grads.scaled_sums, grads.variables)
+        else:
+            self._update_when_complete(grads)
+
+    def _waits(self):
+        """Whether an update is made of several batches."""
+        return (self._privacy.gradient_accumulation_steps or 1) > 1
+
+    def _update_when_complete(self, grads):
+        """Adds a part to its logical batch; the last part makes the update."""
+        accumulator, variables = self._accumulator, grads.variables
+        if not accumulator.built:
+            accumulator.build(variables)
+        if grads.piece is None:
+            first, last = accumulator.next_part(self._privacy.gradient_accumulation_steps)
+        elif not self._waits():
+            first, last = accumulator.next_piece(grads.piece)
+        else:
+            raise PrivacyError(
+                "The sampler delivers each draw in pieces (physical_batch_size=), of which the "
+                f"last one makes the update, but {self!r} waits for "
+                f"{self.gradient_accumulation_steps} batches. Leave "
+                "gradient_accumulation_steps out."
+            )
+        totals = accumulator.totals(grads.scaled_sums, variables, first)
+
+        def complete():
+            # Identities: all-reduce wants tensors of one graph, that of this branch.
+            here = [tf.identity(t) for t in accumulator.of(totals, variables)]
+            self._update(here, variables)
+
+        tf.cond(last, complete, lambda: accumulator.keep(totals))
+
+    def _update(self, scaled_sums, variables):
+        """Noise, once, and the update of the Keras optimizer, which counts it."""
+        private = self._privatized(scaled_sums, variables)
+        with self._in_keras():
+            super().apply(private, variables)
 
     def privatize(self, clipped):
         """:class:`ClippedGradients` -> the private gradient: sum / batch_size, noise, regularizers.
@@ -141,14 +241,25 @@ class DPOptimizer(Lineage):
         Returns:
           A float32 tensor for each of ``clipped.variables``.
         """
-        private = clipped.scaled_sums
+        return self._privatized(clipped.scaled_sums, clipped.variables)
+
+    def _privatized(self, scaled_sums, variables):
+        private = scaled_sums
         if self.noise_multiplier > 0:
             # Not before the sums are there: the noise of a large model takes room.
             with tf.control_dependencies([tf.group(*private)]):
                 noise = self._noise.draw([tuple(s.shape) for s in private], self.noise_stddev)
             private = [p + z for p, z in zip(private, noise)]
-        regularizers = regularizer_gradients(clipped.variables)
+        regularizers = regularizer_gradients(variables)
         return [p if r is None else p + r for p, r in zip(private, regularizers)]
+
+    @contextlib.contextmanager
+    def _in_keras(self):
+        self._calls_into_keras += 1
+        try:
+            yield
+        finally:
+            self._calls_into_keras -= 1
 
     def get_config(self):
         """The Keras optimizer's config and the privacy arguments.
@@ -156,7 +267,8 @@ class DPOptimizer(Lineage):
         The seed is left out: it would tell whoever reads the file how to subtract the
         noise. An optimizer made from a config draws a new secret.
         """
-        config = super().get_config()
+        with self._in_keras():
+            config = super().get_config()
         for name in _REFUSED:
             config.pop(name, None)
         return config | dataclasses.asdict(self._privacy)
@@ -192,10 +304,6 @@ _REFUSED = {
     "loss_scale_factor": (
         "A DP optimizer scales and unscales float16 gradients itself, before they are clipped. "
         "Leave it out."
-    ),
-    "gradient_accumulation_steps": (
-        "Keras's accumulation would add noise at every part of the batch. Use a larger "
-        "batch_size with microbatch_size, which bounds the memory of one step."
     ),
 }
 

@@ -24,7 +24,8 @@ def make_private(optimizer_class, name=None):
     Returns:
       A class that takes every argument of ``optimizer_class`` and, by keyword,
       ``l2_norm_clip``, ``noise_multiplier``, ``batch_size``, ``clipping``,
-      ``microbatch_size``, ``backend`` and ``seed``. The same class for the same arguments.
+      ``microbatch_size``, ``backend``, ``gradient_accumulation_steps``, ``augmentations``,
+      ``examples_per_user`` and ``seed``. The same class for the same arguments.
 
     Raises:
       ValueError: when ``optimizer_class`` is no Keras optimizer class, or wraps another
@@ -84,17 +85,28 @@ Args:
   l2_norm_clip: float above 0. C, the bound on each example's gradient norm.
   noise_multiplier: float of at least 0. Standard deviation of the noise in units of C.
     0 trains without privacy, for debugging.
-  batch_size: int. Expected number of examples in one update. A public constant: it is
-    the divisor whatever the number of rows that a batch really has.
+  batch_size: int. Expected number of examples (users, with ``examples_per_user``) in one
+    update. A public constant: it is the divisor whatever a batch really holds.
   clipping: "flat" scales a gradient g by min(1, C/|g|); "automatic" by C/(|g| + 0.01)
     (Bu et al. 2022, arXiv 2206.07136). The sensitivity is C in both.
-  microbatch_size: examples per pass inside one step. Bounds memory; changes no result.
+  microbatch_size: examples (or users) per pass inside one step. Bounds memory; changes no
+    result.
   backend: "auto", "layerwise", "vectorized" or "loop": how per-example gradients are
     found. The numbers are the same; see docs/engine.md.
+  gradient_accumulation_steps: None, or the number of batches whose clipped sums add up to
+    one update: noise once, one counted step. ``batch_size`` stays what one update expects.
+    What is left at the end of an epoch waits for the next one. It is in no file: a run that
+    is resumed begins its update anew.
+  augmentations: None, or the number of copies of each example that the model's random layers
+    see; the mean of their gradients is clipped (De et al. 2022, arXiv 2204.13650, section
+    3.2). Costs as much time as that many examples and no privacy.
+  examples_per_user: None, or k: each k consecutive rows of a batch are one user, missing rows
+    being padding, and the mean of their gradients is clipped. What is protected is then a
+    user. Take batches of ``keras_dp.PoissonSampler(users=..., examples_per_user=k)``.
   seed: None takes the noise's secret from the operating system. An int repeats the noise,
     for tests only, and warns.
   Every other argument is that of ``keras.optimizers.{base}``, except its clipping
-  arguments, ``loss_scale_factor`` and ``gradient_accumulation_steps``, which are refused.
+  arguments and ``loss_scale_factor``, which are refused.
 
 Raises:
   ValueError: for an argument outside what is named above.

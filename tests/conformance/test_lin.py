@@ -113,3 +113,42 @@ def test_float16_norms_are_taken_in_float32(value, clip):
     norm = np.linalg.norm(model.get_weights()[0])
     want = min(clip, value * np.sqrt(1000))
     np.testing.assert_allclose(norm, want, rtol=2e-3)
+
+
+# Each row's gradient is its x: with two rows a user, LIN's is the mean of both, (1.5, 2.25).
+USER_STEP = np.array([1.5, 2.25]) / np.hypot(1.5, 2.25) / 2
+
+
+@pytest.mark.parametrize("backend", ["layerwise", "vectorized", "loop"])
+@pytest.mark.parametrize("entry", checks.ENTRY_POINTS)
+def test_a_user_is_clipped_once(entry, backend):
+    model = checks.linear_model(_sgd(backend=backend, examples_per_user=2))
+    checks.ENTRY_POINTS[entry](model, checks.LIN_X, checks.LIN_Y)
+    np.testing.assert_allclose(model.get_weights()[0].ravel(), -USER_STEP, atol=2e-6)
+    assert int(model.optimizer.iterations) == 1
+
+
+@pytest.mark.parametrize(
+    "compile_args", [{"run_eagerly": True}, {"jit_compile": True}, {"steps_per_execution": 2}]
+)
+@pytest.mark.parametrize("unit", [{"augmentations": 3}, {"examples_per_user": 1}], ids=str)
+def test_copies_that_are_alike_change_nothing(unit, compile_args):
+    checks.check_lin(_sgd(**unit), **compile_args)
+    checks.check_lin(_sgd(microbatch_size=1, **unit), **compile_args)
+
+
+def test_all_at_once():
+    """Two users a batch of two rows, in parts of one user, two copies each, five batches."""
+    model = checks.linear_model(
+        _sgd(
+            batch_size=4,
+            examples_per_user=2,
+            augmentations=2,
+            gradient_accumulation_steps=2,
+            microbatch_size=1,
+        )
+    )
+    x, y = np.tile(checks.LIN_X, (10, 1)), np.tile(checks.LIN_Y, (10, 1))
+    model.fit(x, y, batch_size=4, verbose=0, shuffle=False)
+    assert int(model.optimizer.iterations) == 2
+    np.testing.assert_allclose(model.get_weights()[0].ravel(), -4 * USER_STEP, atol=1e-5)

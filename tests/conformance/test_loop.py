@@ -74,3 +74,41 @@ def test_matrix(name, backend, microbatch_size, static_batch, jit_compile):
         microbatch_size=microbatch_size,
     )
     checks.check_loop(model, optimizer, x, y, static_batch, jit_compile)
+
+
+def _units(name, backend, microbatch_size=None, static_batch=False, jit_compile=False, **args):
+    """LOOP with a clip per two rows: the mean of their gradients."""
+    model = zoo.build(name)
+    x, y = zoo.batch(model, 8)
+    units = [[0, 1], [2, 3], [4, 5], [6, 7]]
+    norms, _ = checks.plain_loop(model, x, y, 1.0, units=units)
+    optimizer = keras_dp.DPSGD(
+        1.0,
+        l2_norm_clip=float(np.median(norms)),
+        noise_multiplier=0.0,
+        batch_size=4,
+        backend=backend,
+        microbatch_size=microbatch_size,
+        examples_per_user=2,
+        **args,
+    )
+    checks.check_loop(model, optimizer, x, y, static_batch, jit_compile, units=units)
+
+
+# One model for every form in which gradients are held, the fallback, and rows that are folded.
+FORMS = ["dense_positions", "dense_ghost", "conv2d", "text", "siamese", "scaled_dense"]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_units_of_two_rows(name):
+    _units(name, "layerwise")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, backend, microbatch_size, static_batch, jit_compile",
+    [case for k, case in enumerate(_matrix()) if k % 5 == 0 and case[1] == "layerwise"],
+)
+def test_matrix_of_units(name, backend, microbatch_size, static_batch, jit_compile):
+    """Every form and fallback, two rows a unit, each of them twice."""
+    _units(name, backend, microbatch_size, static_batch, jit_compile, augmentations=2)

@@ -35,6 +35,8 @@ def test_compile_arguments(compile_args):
         {"backend": "loop"},
         {"batch_size": 256},
         {"l2_norm_clip": 3.0},
+        {"augmentations": 2},
+        {"examples_per_user": 2},
     ],
     ids=str,
 )

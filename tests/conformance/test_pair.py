@@ -54,6 +54,81 @@ def test_arguments(args, corruption):
     _check("conv2d", CORRUPTIONS[corruption], **args)
 
 
+def _with_random_layers():
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            L.GaussianNoise(0.1, seed=3),
+            L.Dense(5, activation="tanh"),
+            L.Dropout(0.3, seed=4),
+            L.Dense(3),
+        ]
+    )
+
+
+COPIES, USERS = {"augmentations": 3}, {"examples_per_user": 2}
+BOTH = {"augmentations": 2, "examples_per_user": 2}
+
+
+def _slow(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    "unit, corruption, backend",
+    [
+        (COPIES, "huge", "layerwise"),
+        (USERS, "nan", "layerwise"),
+        (BOTH, "huge", "layerwise"),
+        _slow(BOTH, "nan", "vectorized"),
+        _slow(USERS, "huge", "vectorized"),
+        _slow(COPIES, "nan", "loop"),
+        _slow(BOTH, "huge", "loop"),
+    ],
+    ids=str,
+)
+def test_units(unit, corruption, backend):
+    """All copies of an example, and all rows of a user, move it by one clip together."""
+    model, sensitivity, rows = _with_random_layers(), 0.3, unit.get("examples_per_user", 1)
+    x, y = zoo.batch(zoo.build("dense"), 6)
+    corrupted = x.copy()
+    corrupted[:rows] = CORRUPTIONS[corruption]
+
+    def make():
+        return keras_dp.DPSGD(
+            1.0,
+            l2_norm_clip=sensitivity,
+            noise_multiplier=1.0,
+            batch_size=3,
+            seed=1,
+            backend=backend,
+            **unit,
+        )
+
+    checks.check_pair(model, make, x, y, corrupted, sensitivity, batch_size=3, rows=rows)
+
+
+@pytest.mark.parametrize("weights", [{0: 1e6, 1: 0.5, 2: 1.0}, {0: 0.0, 1: 1e30, 2: 1.0}], ids=str)
+def test_class_weights_keep_the_bound(weights):
+    """fit with arrays and class_weight: a weight scales the loss, and the clip bounds the rest."""
+    x, y = zoo.batch(zoo.build("dense"), 8)
+    y[0] = 0
+    other = x.copy()
+    other[0] = 1e4
+    moved = []
+    for data in (x, other):
+        model = zoo.build("dense")
+        optimizer = keras_dp.DPSGD(1.0, l2_norm_clip=0.3, noise_multiplier=0.0, batch_size=4)
+        model.compile(optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        before = model.get_weights()
+        model.fit(data, y, batch_size=8, class_weight=weights, verbose=0, shuffle=False)
+        moved.append(np.concatenate([np.ravel(a - b) for a, b in zip(model.get_weights(), before)]))
+    for step in moved:
+        assert np.linalg.norm(step) <= 8 * 0.3 / 4 + 1e-5
+    assert np.linalg.norm(moved[0] - moved[1]) <= 2 * 0.3 / 4 + 1e-5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in zoo.ZOO if n not in zoo.FEW])
 def test_zoo(name):

@@ -50,6 +50,12 @@ def test_signature_shows_every_argument(cls):
         {"microbatch_size": 0},
         {"clipping": "per_layer"},
         {"backend": "fast"},
+        {"gradient_accumulation_steps": 0},
+        {"gradient_accumulation_steps": 2.0},
+        {"augmentations": 0},
+        {"augmentations": True},
+        {"examples_per_user": -1},
+        {"examples_per_user": "2"},
         {"seed": 1.5},
     ],
     ids=str,
@@ -74,7 +80,6 @@ def test_private_arguments_have_no_default(missing):
         {"clipvalue": 0.5},
         {"global_clipnorm": 1.0},
         {"loss_scale_factor": 8.0},
-        {"gradient_accumulation_steps": 4},
     ],
     ids=str,
 )
@@ -101,6 +106,9 @@ def test_config_round_trip(cls):
         clipping="automatic",
         microbatch_size=2,
         backend="vectorized",
+        gradient_accumulation_steps=3,
+        augmentations=2,
+        examples_per_user=4,
     )
     config = cls(learning_rate=0.03, weight_decay=0.01, **args).get_config()
     json.dumps(config)

@@ -1,14 +1,12 @@
 """The loaders, on files that the tests write and on what packages bring."""
 
 import gzip
-import importlib.machinery
 import importlib.util
 import sys
 import types
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.train_scripts.idx_files import idx_bytes, write_idx_folder
 from train_scripts import data
@@ -140,56 +138,3 @@ def test_missing_scikit_learn(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(data.DataNotFoundError, match="pip install scikit-learn"):
         data.load_digits()
-
-
-def test_missing_tensorflow_datasets(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(data.DataNotFoundError, match="pip install tensorflow-datasets"):
-        data.load("tfds:mnist")
-
-
-class FakeDatasets(types.ModuleType):
-    """The part of tensorflow_datasets 4.9 that is used, with one data set that is prepared.
-
-    The package and its data are too large for every run of the tests.
-    """
-
-    class core:
-        class DatasetNotFoundError(ValueError):
-            pass
-
-    def __init__(self, small):
-        super().__init__("tensorflow_datasets")
-        self.__spec__ = importlib.machinery.ModuleSpec("tensorflow_datasets", None)
-        self._parts = {
-            split: (images[..., None].astype(np.uint8), labels)
-            for split, (images, labels) in zip(("train", "test"), small)
-        }
-
-    def builder(self, name):
-        if name not in ("small", "elsewhere"):
-            raise self.core.DatasetNotFoundError(name)
-        return types.SimpleNamespace(
-            is_prepared=lambda: name == "small", data_dir="data/1.0.0", as_dataset=self._as_dataset
-        )
-
-    def _as_dataset(self, split, batch_size, as_supervised):
-        assert batch_size == -1  # the whole split at once
-        assert as_supervised  # pairs, not dicts
-        return [tuple(map(tf.constant, self._parts[part])) for part in split]
-
-
-def test_tensorflow_datasets(monkeypatch, small):
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", FakeDatasets(small))
-    loaded = data.load("tfds:small")
-    (train_images, train_labels), (_, test_labels) = small
-    assert (loaded.name, loaded.num_classes) == ("small", 4)
-    assert loaded.x_train.dtype == np.float32
-    np.testing.assert_array_equal(np.rint(loaded.x_train[..., 0] * 255), train_images)
-    assert loaded.x_test.shape == (3, 5, 4, 1)
-    np.testing.assert_array_equal(loaded.y_train, train_labels)
-    np.testing.assert_array_equal(loaded.y_test, test_labels)
-    with pytest.raises(data.DataNotFoundError, match="data/1.0.0.*tfds build elsewhere"):
-        data.load("tfds:elsewhere")
-    with pytest.raises(data.DataNotFoundError, match="no data set 'cats'"):
-        data.load("tfds:cats")

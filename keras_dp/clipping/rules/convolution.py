@@ -84,19 +84,21 @@ class Convolution(Form):
       windows: the :class:`Windows`.
       a: ``[batch, *sizes, channels]``; g: ``[batch, *positions, filters]``.
       shape: the kernel's shape, ``(*kernel_size, channels / groups, filters)``.
+      count: the consecutive images of one unit, int or scalar tensor; batch is units times count.
     """
 
     makes_much = True
 
-    def __init__(self, windows, a, g, shape):
-        self.windows, self.shape = windows, tuple(shape)
+    def __init__(self, windows, a, g, shape, count=1):
+        self.windows, self.shape, self.count = windows, tuple(shape), count
         self.a, self.g = tf.cast(a, tf.float32), tf.cast(g, tf.float32)
         self.kept = None
 
     def squared_norms(self):
         """Those of the product; kept as a product if that has the gradients."""
         if self._has_one_channel():
-            self.kept = PerExample(_examples_as_channels(self.windows, self.a, self.g), self.shape)
+            found = PerExample(_examples_as_channels(self.windows, self.a, self.g), self.shape)
+            self.kept = found.grouped(self.count) if self._has_several_rows else found
             self.way = "examples as channels"
             return self.kept.squared_norms()
         parts, norms = [], []
@@ -121,8 +123,8 @@ class Convolution(Form):
         known = all(isinstance(size, int) for size in patches)
         if not known or math.prod(patches) <= _LARGE_PATCHES or not compilation.is_outside_xla():
             return [(self.a, self.g)]
-        size = tf.shape(self.a)[0]
-        cuts = [size * k // _PIECES for k in range(_PIECES + 1)]
+        units = tf.shape(self.a)[0] // self.count
+        cuts = [self.count * (units * k // _PIECES) for k in range(_PIECES + 1)]
         return [(self.a[i:j], self.g[i:j]) for i, j in zip(cuts, cuts[1:])]
 
     def _has_one_channel(self):
@@ -136,6 +138,10 @@ class Convolution(Form):
             and compilation.is_outside_xla()  # which is slow at it
         )
 
+    @property
+    def _has_several_rows(self):
+        return not isinstance(self.count, int) or self.count > 1
+
     def product(self, a, g):
         """The gradients as a :class:`Product` of patches and output gradients."""
         groups, filters = self.windows.groups, self.shape[-1]
@@ -143,20 +149,34 @@ class Convolution(Form):
         g = shapes.rows(g, patches.shape[2], groups, filters // groups)
         g = tf.transpose(g, [0, 2, 1, 3]) if groups > 1 else shapes.rows(g, 1, *g.shape[1::2])
         layout = blocks_between(groups, patches.shape[3], filters // groups)
-        return Product(patches, g, self.shape, layout)
+        product = Product(patches, g, self.shape, layout)
+        return product.grouped(self.count) if self._has_several_rows else product
 
     def tensors(self):
         """The per-example gradient if it was made, else input and output gradient."""
-        return [self.a, self.g] if self.kept is None else self.kept.tensors()
+        if self.kept is not None:
+            return self.kept.tensors()
+        if not self._has_several_rows:
+            return [self.a, self.g]
+        return [self._by_unit(self.a), self._by_unit(self.g)]
+
+    def _by_unit(self, tensor):
+        return tf.reshape(tensor, tf.concat([[-1, self.count], tf.shape(tensor)[1:]], 0))
 
     def weighted_sum(self, factors, tensors):
         """A contraction, or the library's weight gradient of scaled output gradients."""
         if self.kept is not None:
             return self.kept.weighted_sum(factors, tensors)
         a, g = tensors
+        if self._has_several_rows:
+            a, g = tf.reshape(a, tf.shape(self.a)), tf.reshape(g, tf.shape(self.g))
+            a.set_shape(self.a.shape)
+            g.set_shape(self.g.shape)
         if self.windows.groups > 1 or self.windows.dilated:
             product = self.product(a, g)
             return product.weighted_sum(factors, [product.a, product.g])
+        if self._has_several_rows:
+            factors = tf.repeat(factors, self.count)
         return self._library_gradient(a, g * tf.reshape(factors, [-1] + [1] * (g.shape.rank - 1)))
 
     def _library_gradient(self, a, g):
@@ -183,8 +203,8 @@ class Convolution(Form):
         return tf.reshape(gradient, self.shape)
 
     def grouped(self, count):
-        """The rows' positions one after another."""
-        return self.product(self.a, self.g).grouped(count)
+        """The same images, more of them in a unit."""
+        return Convolution(self.windows, self.a, self.g, self.shape, self.count * count)
 
     def per_example(self):
         """The matrix product of each example."""

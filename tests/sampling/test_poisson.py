@@ -1,4 +1,4 @@
-"""Poisson sampling: the law of the draws, padding, data of all shapes, and no draw used twice."""
+"""The Poisson sampler: padding, data of all shapes, and no draw used twice."""
 
 import copy
 import multiprocessing
@@ -20,24 +20,15 @@ import keras_dp
 from keras_dp import sampling
 from keras_dp.errors import PrivacyError
 from keras_dp.padding import real_rows
-from keras_dp.sampling import PoissonSampler, default_capacity, poisson_indices
-
-NEGATIVE_ZERO = np.float32(-0.0).view(np.int32)
-
-
-def seeded(*args, seed=0, **kwargs):
-    with pytest.warns(UserWarning, match="fixed seed"):
-        return PoissonSampler(*args, seed=seed, **kwargs)
-
-
-def is_padding(weight):
-    return np.asarray(weight, np.float32).view(np.int32) == NEGATIVE_ZERO
-
-
-def drawn(batch):
-    """The examples in a batch of a sampler whose x is arange(N)."""
-    x, _, weight = batch
-    return tuple(np.asarray(x)[~is_padding(weight)].tolist())
+from keras_dp.sampling import PoissonSampler
+from tests.sampling.drawing import (
+    NEGATIVE_ZERO,
+    assert_frequency,
+    drawn,
+    is_padding,
+    numbered,
+    seeded,
+)
 
 
 class Recorder(keras.Model):
@@ -85,78 +76,7 @@ def model(compiled):
     return compiled
 
 
-def numbered(n=1000, batch_size=100, **kwargs):
-    return PoissonSampler(np.arange(n), np.zeros(n), batch_size=batch_size, **kwargs)
-
-
-# The law of the draws.
-
-
-@pytest.fixture(scope="module")
-def membership():
-    """100,000 draws of N=10 with q=0.3 in the order of `fit`: bool [draws, examples]."""
-    sampler = seeded(np.arange(10), batch_size=3, steps_per_epoch=4)
-    member = np.zeros((100_000, 10), bool)
-    for step in range(len(member)):
-        x, _, weight = sampler[step % 4]
-        member[step, x[weight == 1]] = True
-    return member
-
-
-def assert_frequency(observed, expected, draws):
-    """Within five standard deviations of a binomial frequency, everywhere."""
-    bound = 5 * np.sqrt(expected * (1 - expected) / draws)
-    assert np.all(np.abs(observed - expected) < bound), (observed, expected, bound)
-
-
-def test_each_example_is_drawn_with_probability_q(membership):
-    assert_frequency(membership.mean(0), 0.3, len(membership))
-
-
-def test_pairs_of_examples_are_independent(membership):
-    both = (membership.T.astype(float) @ membership) / len(membership)
-    assert_frequency(both[~np.eye(10, dtype=bool)], 0.09, len(membership))
-
-
-def test_sizes_are_binomial(membership):
-    sizes = membership.sum(1)
-    # Var(s^2) = (mu_4 - sigma^4) / draws, with mu_4 of Binomial(10, 0.3) = 12.684.
-    assert abs(sizes.var() - 10 * 0.3 * 0.7) < 5 * np.sqrt((12.684 - 2.1**2) / len(sizes))
-    observed = np.bincount(sizes, minlength=11) / len(sizes)
-    assert_frequency(observed, binom.pmf(np.arange(11), 10, 0.3), len(sizes))
-
-
-@pytest.mark.parametrize("lag", [1, 2, 3, 4, 5, 8])
-def test_draws_of_different_steps_are_independent(membership, lag):
-    earlier, later = membership[:-lag].astype(float), membership[lag:]
-    assert_frequency(earlier.T @ later / len(later), 0.09, len(later))
-
-
-def test_law_on_a_large_data_set():
-    n, q, draws = 100_000_000, 2e-5, 2000
-    generator = np.random.Generator(np.random.Philox(key=5))
-    samples = [poisson_indices(generator, n, q) for _ in range(draws)]
-    sizes = np.array([len(s) for s in samples])
-    assert abs(sizes.mean() - n * q) < 5 * np.sqrt(n * q / draws)
-    assert abs(sizes.var() / (n * q * (1 - q)) - 1) < 5 * np.sqrt(2 / draws)
-    tenths = np.bincount(np.concatenate(samples) * 10 // n, minlength=10)
-    assert np.all(np.abs(tenths - n * q * draws / 10) < 5 * np.sqrt(n * q * draws / 10))
-
-
-def test_indices_are_distinct_rising_and_int64():
-    generator = np.random.Generator(np.random.Philox(key=6))
-    for n, q in [(1, 1.0), (7, 0.5), (1000, 0.9), (10**9, 1e-6)]:
-        indices = poisson_indices(generator, n, q)
-        assert indices.dtype == np.int64 and indices.ndim == 1
-        assert np.all(np.diff(indices) > 0) and np.all((0 <= indices) & (indices < n))
-
-
-def test_a_draw_far_above_its_mean_is_complete():
-    class EveryExample:
-        def geometric(self, probability, size):
-            return np.ones(size, np.int64)
-
-    assert np.array_equal(poisson_indices(EveryExample(), 5000, 0.01), np.arange(5000))
+# Epochs.
 
 
 def test_batch_size_of_n_draws_everything():
@@ -264,18 +184,6 @@ def test_draws_above_capacity_train_whole(model):
     sizes = np.array([len(update) for update in model.updates])
     assert len(sizes) == 60 and sizes.max() > 18 > sizes.min()
     assert abs(sizes.mean() - 20) < 5 * np.sqrt(10 / 60)
-
-
-@pytest.mark.parametrize("n", [1, 10, 1000, 60_000, 10**8])
-@pytest.mark.parametrize("batch_size", [1, 7, 256, 1000])
-def test_default_capacity_is_the_smallest_multiple_of_8(n, batch_size):
-    q = min(batch_size, n) / n
-    capacity = default_capacity(n, q)
-    assert binom.sf(capacity, n, q) <= sampling.OVERFLOW_PROBABILITY and capacity <= n
-    if capacity < n:
-        assert capacity % 8 == 0 and binom.sf(capacity - 8, n, q) > sampling.OVERFLOW_PROBABILITY
-    else:
-        assert binom.sf(n - n % 8 - 8 * (n % 8 == 0), n, q) > sampling.OVERFLOW_PROBABILITY
 
 
 # Data.
@@ -386,7 +294,8 @@ def test_an_hdf5_file_is_read_lazily(tmp_path):
 def test_a_source_whose_rows_change_shape_is_refused():
     class Ragged(Rows):
         def __getitem__(self, indices):
-            return np.zeros((1, len(indices)))  # NumPy would broadcast one row over all
+            # NumPy would broadcast one row over all.
+            return np.zeros((len(indices) if len(indices) == 2 else 1, 3))
 
     sampler = PoissonSampler(Ragged(10), batch_size=9)
     with pytest.raises(ValueError, match="rows of one shape and dtype"):
@@ -481,7 +390,7 @@ TEN = np.arange(10)
         (dict(x={1, 2}, batch_size=1), TypeError, ["set"]),
         (dict(x=TEN, y=None, sample_weight=[[1, 2]], batch_size=1), TypeError, ["int"]),
         (dict(x=np.float32(3), batch_size=1), TypeError, ["x"]),
-        (dict(x=b"0123456789", batch_size=1), TypeError, ["integer array"]),
+        (dict(x=b"0123456789", batch_size=1), TypeError, ["one text"]),
         (dict(x=np.array([[1], [1, 2]], object), batch_size=1), TypeError, ["not text"]),
         (dict(x=tf.ragged.constant([[1], [1, 2]]), batch_size=1), TypeError, ["RaggedTensor"]),
         (dict(x=TEN, batch_size=2, class_weight={0: 1.0}), ValueError, ["class_weight needs y"]),
@@ -560,7 +469,7 @@ def test_without_a_seed_nothing_is_repeated_and_nothing_warns():
 def test_a_fixed_seed_warns_once(model):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        sampler = numbered(seed=12)
+        sampler = PoissonSampler(np.arange(1000), np.zeros(1000), batch_size=100, seed=12)
         list(sampler)
         model.fit(sampler, verbose=0)
     messages = [str(w.message) for w in caught if "seed" in str(w.message)]
@@ -582,8 +491,8 @@ def test_a_copy_draws_with_a_secret_of_its_own(duplicate):
 def test_the_secret_is_not_pickled():
     sampler = seeded(np.arange(3), batch_size=1)
     sampler[0]
-    secret = sampler._draws._secret.to_bytes(16, "little")
-    assert secret in pickle.dumps(sampler._draws._secret)
+    secret = sampler._draws._secrets[0].to_bytes(16, "little")
+    assert secret in pickle.dumps(sampler._draws._secrets)
     assert secret not in pickle.dumps(sampler)
 
 
@@ -977,7 +886,9 @@ def test_a_static_dataset_refuses_a_capacity_that_draws_exceed():
 def test_a_static_dataset_stops_rather_than_cut_a_draw(monkeypatch):
     sampler = numbered()
     dataset = sampler.as_tf_dataset()
-    monkeypatch.setattr(sampling, "poisson_indices", lambda *_: np.arange(sampler.capacity + 1))
+    monkeypatch.setattr(
+        sampling.poisson, "poisson_indices", lambda *_: np.arange(sampler.capacity + 1)
+    )
     with pytest.raises(tf.errors.OpError, match=f"{PrivacyError.__name__}.*draw of 169 examples"):
         list(dataset)
 
@@ -1002,7 +913,7 @@ def dpsgd(noise_multiplier=0.0, **kwargs):
 
 @pytest.mark.parametrize("microbatch_size", [None, 8])
 def test_an_empty_draw_is_a_private_update(monkeypatch, microbatch_size):
-    monkeypatch.setattr(sampling, "poisson_indices", lambda *_: np.arange(0))
+    monkeypatch.setattr(sampling.poisson, "poisson_indices", lambda *_: np.arange(0))
     sampler = PoissonSampler(np.ones((160, 2)), np.ones((160, 1)), batch_size=16)
     model = linear(dpsgd(1.0, microbatch_size=microbatch_size), metrics=["mae"])
     weights = []
@@ -1020,7 +931,7 @@ def test_an_empty_draw_is_a_private_update(monkeypatch, microbatch_size):
 
 @pytest.mark.parametrize("drawn_rows, capacity", [(10, None), (24, 16), (0, None)])
 def test_the_divisor_is_the_expected_batch_size(monkeypatch, drawn_rows, capacity):
-    monkeypatch.setattr(sampling, "poisson_indices", lambda *_: np.arange(drawn_rows))
+    monkeypatch.setattr(sampling.poisson, "poisson_indices", lambda *_: np.arange(drawn_rows))
     x = np.tile(np.float32([[0.6, 0.8]]), (160, 1))
     sampler = PoissonSampler(x, np.ones((160, 1)), batch_size=16, capacity=capacity)
     model = linear(dpsgd())
