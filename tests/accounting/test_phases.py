@@ -12,7 +12,7 @@ from dp_accounting import rdp as dp_accounting_rdp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keras_dp.accounting import Phase, common_relation, epsilon_of_phases
+from keras_dp.accounting import Phase, common_relation, epsilon_of_phases, steps_per_epoch
 from keras_dp.accounting.phases import NEIGHBORING_RELATIONS, RELATIONS, SAMPLINGS
 from tests.accounting.runs import HAS_TRUNCATION, needs_truncation
 
@@ -235,3 +235,12 @@ BAD = [
 def test_bad_attributes(name, value):
     with pytest.raises(ValueError, match=rf"(?s){name}.*{re.escape(repr(value))}"):
         Phase(**(RUN | {name: value}))
+
+
+@pytest.mark.parametrize("value", [*BAD_COUNTS, None, 1001])
+def test_bad_sizes(value):
+    with pytest.raises(ValueError, match=rf"(?s)batch_size.*{re.escape(repr(value))}"):
+        steps_per_epoch(1000, value)
+    if value != 1001:
+        with pytest.raises(ValueError, match=rf"(?s)num_examples.*{re.escape(repr(value))}"):
+            steps_per_epoch(value, 1)
