@@ -7,20 +7,21 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "tests" / "README.md"])
-BLOCKS = [
-    pytest.param(block, id=f"{page.name}-{k}")
-    for page in PAGES
-    for k, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
-]
+BLOCKS = {page: re.findall(r"```python\n(.*?)```", page.read_text(), re.S) for page in PAGES}
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_blocks_run(block, capsys):
-    exec(compile(block, "block", "exec"), {"__name__": "__main__"})
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if BLOCKS[page]], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_blocks_run(page, capsys):
+    """One after the other, as a reader would paste them into one session."""
+    session = {"__name__": "__main__"}
+    for number, block in enumerate(BLOCKS[page]):
+        exec(compile(block, f"{page.name}, block {number}", "exec"), session)
 
 
 def test_the_readme_has_a_block():
-    assert any("README" in b.id for b in BLOCKS)
+    assert BLOCKS[ROOT / "README.md"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
