@@ -4,7 +4,9 @@ Keras tells callbacks the model and the number of batches, not the data. What ac
 privacy has to see the data: batches of a shuffled array are not Poisson draws, and an array of
 1,000 rows is not the data set of 10,000 that somebody wrote into an argument. Nor does Keras
 call anybody before ``train_on_batch``. So importing keras_dp wraps these two public methods of
-the trainer. The wrappers note and ask; they change neither arguments nor results.
+the trainer. The wrappers note and ask; they change neither arguments nor results. One mistake that
+would leave somebody unprotected shows in the arguments alone, and is refused here: batches of
+users that the optimizer would clip row by row.
 """
 
 import contextlib
@@ -13,6 +15,9 @@ import inspect
 import weakref
 
 from keras_dp import _keras
+from keras_dp.optimizers.base import private_optimizer
+from keras_dp.sampling import PoissonSampler
+from keras_dp.sampling.users import require_same_users
 
 _fits = weakref.WeakKeyDictionary()
 
@@ -94,7 +99,10 @@ def install():
     @functools.wraps(plain_fit)
     def fit(self, *args, **kwargs):
         _asked(self).clear()
-        with _inside_fit(self, FitCall(plain_fit, self, args, kwargs)):
+        call, optimizer = FitCall(plain_fit, self, args, kwargs), private_optimizer(self)
+        if optimizer is not None and isinstance(call.x, PoissonSampler):
+            require_same_users(call.x, optimizer)
+        with _inside_fit(self, call):
             return plain_fit(self, *args, **kwargs)
 
     @functools.wraps(plain_train_on_batch)

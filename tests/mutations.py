@@ -478,6 +478,13 @@ MUTATIONS = [
         "tests/optimizers/test_accumulation.py::test_a_draw_with_a_piece_missing_is_never_released",
     ),
     Mutation(
+        "let fit clip the rows of a user one by one",
+        "keras_dp/entry_points.py",
+        "isinstance(call.x, PoissonSampler)",
+        "False",
+        "tests/callbacks/test_source.py::test_users_are_grouped_whether_or_not_anybody_accounts",
+    ),
+    Mutation(
         "clip each copy of an example by itself",
         "keras_dp/clipping/units.py",
         "return Batch(*data, real, counted, shares, privacy.rows_per_unit)",

@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras_dp.accounting import Phase
 from keras_dp.callbacks.accumulated import accumulation
 from keras_dp.errors import PrivacyError
+from keras_dp.sampling.users import require_same_users
 
 
 class Source:
@@ -99,13 +100,7 @@ class Source:
         """
         if self.sampler is not None:
             self._check_sampler(optimizer)
-        per_user = getattr(optimizer, "examples_per_user", None)
-        if per_user != self._examples_per_user:
-            raise PrivacyError(
-                f"The batches have examples_per_user={self._examples_per_user}, the optimizer "
-                f"{per_user}: it would clip other groups of rows than those that are accounted "
-                "for. Give both the same examples_per_user."
-            )
+        require_same_users(self.sampler, optimizer)
         if fit is None:
             return
         if self.sampler is not None:

@@ -2,6 +2,24 @@
 
 import numpy as np
 
+from keras_dp.errors import PrivacyError
+
+
+def require_same_users(batches, optimizer):
+    """Raises PrivacyError if the optimizer clips other groups of rows than the batches have.
+
+    Args:
+      batches: a sampler, or None where groups of rows are not known.
+      optimizer: DP optimizer.
+    """
+    have, clips = getattr(batches, "examples_per_user", None), optimizer.examples_per_user
+    if have != clips:
+        raise PrivacyError(
+            f"The batches have examples_per_user={have}, the optimizer {clips}: it would clip "
+            "other groups of rows than those that are protected. Give both the same "
+            "examples_per_user."
+        )
+
 
 class Users:
     """Which examples belong to whom.

@@ -13,14 +13,14 @@ from tests.callbacks.runs import BATCH, DELTA, X, Y
 UPDATE = 2 * BATCH
 
 
-class EverySecond(keras_dp.DPSGD):
-    """Counts as an optimizer that makes an update of every two batches."""
-
-    gradient_accumulation_steps = property(lambda self: 2, lambda self, value: None)
-
-
 def compiled():
-    optimizer = EverySecond(0.1, l2_norm_clip=1.0, noise_multiplier=2.0, batch_size=UPDATE)
+    optimizer = keras_dp.DPSGD(
+        0.1,
+        l2_norm_clip=1.0,
+        noise_multiplier=2.0,
+        batch_size=UPDATE,
+        gradient_accumulation_steps=2,
+    )
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile(optimizer, loss="mse")
     return model

@@ -3,6 +3,7 @@
 import types
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -126,19 +127,62 @@ def test_a_sampler_with_worker_processes_is_known_by_itself():
 
 def test_poisson_draws_are_not_accumulated():
     """The union of several draws is no Poisson draw of their expected total."""
-
-    class Accumulating(keras_dp.DPSGD):
-        gradient_accumulation_steps = property(lambda self: 2, lambda self, value: None)
-
-    optimizer = Accumulating(0.1, l2_norm_clip=1.0, noise_multiplier=2.0, batch_size=BATCH)
+    optimizer = keras_dp.DPSGD(
+        0.1,
+        l2_norm_clip=1.0,
+        noise_multiplier=2.0,
+        batch_size=BATCH,
+        gradient_accumulation_steps=2,
+    )
     batches = sampler()
     refused("draw of its own", poisson_logger(batches), batches, model=compiled(optimizer))
 
 
+def users_of_four():
+    return sampler(5, users=np.arange(N) // 4, examples_per_user=4)
+
+
+def grouping(**kwargs):
+    return keras_dp.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=2.0, batch_size=5, **kwargs)
+
+
 def test_users_that_the_optimizer_does_not_group():
-    batches = sampler()
-    batches.examples_per_user, batches.unit, batches.num_units = 4, "user", 20
-    refused("examples_per_user=4, the optimizer None", poisson_logger(batches), batches)
+    batches = users_of_four()
+    model = compiled(grouping())
+    refused(
+        "examples_per_user=4, the optimizer None", poisson_logger(batches), batches, model=model
+    )
+
+
+def test_users_are_grouped_whether_or_not_anybody_accounts():
+    """Without the optimizer's part, one user could move an update by four times the clip."""
+    model = compiled(grouping())
+    before = [w.numpy() for w in model.weights]
+    with pytest.raises(PrivacyError, match="examples_per_user=4, the optimizer None"):
+        model.fit(users_of_four(), verbose=0)
+    np.testing.assert_equal([w.numpy() for w in model.weights], before)
+    with pytest.raises(PrivacyError, match="examples_per_user=None, the optimizer 2"):
+        compiled(grouping(examples_per_user=2)).fit(sampler(5), verbose=0)
+
+
+def test_users_are_accounted_as_users():
+    batches = users_of_four()
+    logger = EpsilonLogger(batches, delta=DELTA)
+    found = compiled(grouping(examples_per_user=4)).fit(
+        batches, epochs=2, callbacks=[logger], verbose=0
+    )
+    want = keras_dp.compute_epsilon(
+        num_examples=10, batch_size=5, noise_multiplier=2.0, delta=DELTA, steps=4
+    )
+    assert found.history["epsilon"][-1] == pytest.approx(want)
+
+
+def test_draws_in_pieces_are_counted_once():
+    batches = sampler(physical_batch_size=3)
+    logger = poisson_logger(batches)
+    found = compiled().fit(batches, epochs=2, callbacks=[logger], verbose=0)
+    assert logger.steps == 10
+    assert found.history["epsilon"][-1] == pytest.approx(poisson(10))
 
 
 def test_arrays_said_to_be_poisson():
