@@ -150,16 +150,16 @@ def throughput(folder, n=60_000, batch_size=4096):
     records = keras_dp.write_array_record(iter(pixels), folder / "records", verbose=0)
     to_unit = {"map_fn": lambda x: x * np.float32(1 / 255)}
     with_rng = {"map_fn": lambda x, rng: np.roll(x, rng.integers(-2, 3, 2), (0, 1))}
-    users = np.arange(n) % (n // 16)
+    users = np.arange(n) // 16
     sources = {
         "array": (pixels, {}),
         "memory map": (np.load(folder / "x.npy", mmap_mode="r"), {}),
         "HDF5": (h5py.File(folder / "x.h5")["x"], {}),
         "array_record folder": (records, {}),
         "one by one": (OneByOne(pixels), {}),
-        "array, 256 users of 16": (
+        "array, drawn by users of 16": (
             pixels,
-            dict(users=users, examples_per_user=16, batch_size=256),
+            dict(users=users, examples_per_user=16, batch_size=max(1, batch_size // 16)),
         ),
         "array, scaled by map_fn": (pixels, to_unit),
         "array, shifted by map_fn with rng": (pixels, with_rng),

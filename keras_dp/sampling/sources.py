@@ -252,6 +252,8 @@ def unwrapped(given, name):
         return given.numpy()
     if hasattr(given, "iloc"):  # pandas indexes by label, not by position
         return _of_pandas(given, name)
+    if type(given).__module__.split(".")[0] == "pyarrow":  # its elements are no numbers
+        return _of_arrow(given, name)
     if isinstance(given, (str, bytes)):
         raise TypeError(
             f"{name} is one text, not a data set that can be read at any place. "
@@ -272,6 +274,15 @@ def _of_pandas(frame, name):
             "array cannot keep. Pass dict(frame): an input of the model for each column."
         )
     return array
+
+
+def _of_arrow(column, name):
+    if hasattr(column, "column_names"):
+        raise TypeError(
+            f"{name} is a pyarrow {type(column).__name__} of several columns. Pass "
+            "{name: table[name] for name in table.column_names}: an input for each column."
+        )
+    return column.to_pandas().to_numpy()
 
 
 def _length(given, name):

@@ -4,6 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
 
 from keras_dp import sampling
 from keras_dp.errors import PrivacyError
@@ -105,6 +107,30 @@ def test_a_draw_above_capacity_has_a_longer_last_piece():
     for piece, _, weight in sampler:
         examples.setdefault(int(piece.draw[0]), []).extend(piece.x[~is_padding(weight)])
     assert all(len(set(rows)) == len(rows) for rows in examples.values())
+
+
+@given(
+    drawn=st.integers(0, 60),
+    capacity=st.integers(1, 40),
+    physical=st.integers(1, 50),
+    each=st.integers(1, 3),
+)
+def test_pieces_hold_exactly_what_was_drawn(drawn, capacity, physical, each):
+    users = dict(users=np.arange(120) // 2, examples_per_user=each)
+    sampler = PoissonSampler(
+        np.arange(120), batch_size=8, steps_per_epoch=1, capacity=capacity,
+        physical_batch_size=physical, **users,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling.poisson, "poisson_indices", lambda *_: np.arange(drawn))
+        pieces = list(sampler)
+    assert len(pieces) == len(sampler) == -(-capacity // physical)
+    rows = [piece.x[~is_padding(weight)] for piece, _, weight in pieces]
+    users_seen = [np.unique(part // 2) for part in rows]
+    assert np.array_equal(np.concatenate(users_seen), np.arange(drawn))
+    assert len(np.concatenate(rows)) == drawn * min(each, 2)
+    sizes = [len(weight) for _, _, weight in pieces]
+    assert set(sizes[:-1]) <= {physical * each} and sizes[-1] % (physical * each) == 0
 
 
 def test_an_empty_draw_is_pieces_of_padding(monkeypatch):

@@ -4,8 +4,10 @@ import h5py
 import keras
 import numpy as np
 import pandas as pd
+import pyarrow
 import pytest
 import tensorflow as tf
+from pyarrow import parquet
 
 import keras_dp
 from keras_dp.sampling import PoissonSampler
@@ -148,6 +150,19 @@ def test_columns_of_a_data_frame():
     x, y = real(PoissonSampler(dict(frame[["age", "town"]]), frame["label"], batch_size=3)[0])
     assert x["age"].tolist() == [20, 30, 40] and x["town"].tolist() == [b"a", b"b", b"c"]
     assert y.tolist() == [0, 1, 2]
+
+
+def test_columns_of_a_parquet_file(tmp_path):
+    path = tmp_path / "data.parquet"
+    columns = {"age": [20.0, 30.0, 40.0], "town": ["a", "b", "c"], "tokens": [[1], [2, 3], []]}
+    parquet.write_table(pyarrow.table(columns), path)
+    table = parquet.read_table(path)
+    with pytest.raises(TypeError, match="pyarrow Table.*table.column_names"):
+        PoissonSampler(table, batch_size=1)
+    x = {"age": table["age"], "town": table["town"], "tokens": keras_dp.Padded(table["tokens"], 2)}
+    x, _ = real(PoissonSampler(x, batch_size=3)[0])
+    assert x["age"].tolist() == columns["age"] and x["town"].tolist() == [b"a", b"b", b"c"]
+    assert x["tokens"].tolist() == [[1, 0], [2, 3], [0, 0]]
 
 
 def test_grain_and_parquet_like_objects_without_an_array_index():

@@ -4,6 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import keras_dp
 from keras_dp.sampling import PoissonSampler
@@ -60,6 +62,22 @@ def test_subsets_are_uniform(number):
     expected = len(list(itertools.combinations(range(7), number)))
     assert len(kinds) == expected
     assert_frequency(counts / 30_000, 1 / expected, 30_000)
+
+
+@given(
+    ids=st.lists(st.integers(0, 6), min_size=1, max_size=40),
+    limit=st.integers(1, 8),
+    seed=st.integers(0, 9),
+)
+def test_whatever_the_ids_a_line_holds_one_user_and_no_more_than_the_limit(ids, limit, seed):
+    users = keras_dp.sampling.users.Users(ids)
+    lines = users.choose(np.arange(users.number), limit, np.random.default_rng(seed))
+    names = np.unique(ids)
+    assert lines.shape == (len(names), limit)
+    for name, line in zip(names, lines):
+        real = line[line >= 0]
+        assert len(real) == min(limit, ids.count(name)) and np.all(line[len(real) :] == -1)
+        assert {ids[i] for i in real} == {name} and len(set(real.tolist())) == len(real)
 
 
 def test_numbers_count_users():
