@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_dp import _keras, padding
 from keras_dp.clipping import compilation, gradients, rows
+from keras_dp.errors import PrivacyError
 from keras_dp.optimizers.base import private_optimizer, require_one_replica
 from keras_dp.pieces import Piece
 
@@ -93,6 +94,14 @@ def _without_last_padding(x, y, sample_weight, per_user):
     return x._replace(x=inputs) if isinstance(x, Piece) else inputs, y, sample_weight
 
 
+def _refuse_pieces(data):
+    if isinstance(data, tuple) and data and isinstance(data[0], Piece):
+        raise PrivacyError(
+            "The sampler delivers each draw in pieces (physical_batch_size=), which only a DP "
+            "optimizer puts together again. Compile with one, or leave physical_batch_size out."
+        )
+
+
 def install():
     """Makes Keras's TensorFlow trainer run the private step for DP optimizers. Idempotent."""
     plain = _keras.TensorFlowTrainer.train_step
@@ -103,6 +112,7 @@ def install():
     def train_step(self, data):
         optimizer = private_optimizer(self)
         if optimizer is None:
+            _refuse_pieces(data)
             return plain(self, data)
         return private_train_step(self, optimizer, data)
 

@@ -79,7 +79,7 @@ class Spent:
     @property
     def rdp(self):
         """Float array ``[len(renyi.ORDERS)]``: Renyi divergences of all releases together."""
-        return sum((r.count * r.rdp for r in self.releases), np.zeros(len(renyi.ORDERS)))
+        return sum((float(r.count) * r.rdp for r in self.releases), np.zeros(len(renyi.ORDERS)))
 
     def epsilon(self, delta):
         """float, by RDP."""

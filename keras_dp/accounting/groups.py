@@ -49,7 +49,7 @@ def epsilon_of_group(phases, delta, group_size, accountant="rdp"):
     grouped = _grouped(spent, group_size)
     if grouped is None:
         return _converted(spent, delta, group_size)
-    rdp = sum((r.count * r.rdp for r in grouped), np.zeros(len(renyi.ORDERS)))
+    rdp = sum((float(r.count) * r.rdp for r in grouped), np.zeros(len(renyi.ORDERS)))
     if np.all(np.isinf(rdp)) and math.isfinite(spent.epsilon(delta)):
         return _converted(spent, delta, group_size)
     epsilon = renyi.epsilon_of(rdp, delta) if grouped else 0.0

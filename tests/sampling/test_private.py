@@ -6,6 +6,7 @@ import pytest
 
 import keras_dp
 from keras_dp import sampling
+from keras_dp.errors import PrivacyError
 from keras_dp.sampling import PoissonSampler
 
 RNG = np.random.default_rng(0)
@@ -99,3 +100,12 @@ def test_one_example_and_a_full_batch(number):
     expected = -3 * clipped(Y[:number] * X[:number]).mean(0)
     np.testing.assert_allclose(model.get_weights()[0][:, 0], expected, rtol=1e-5, atol=1e-6)
     assert model.optimizer.iterations == 3
+
+
+def test_pieces_without_a_dp_optimizer_are_refused():
+    """Each would be an update of its own."""
+    sampler = PoissonSampler(X, Y, batch_size=16, physical_batch_size=8)
+    model = linear()
+    model.compile("sgd", "mse")
+    with pytest.raises(PrivacyError, match="only a DP optimizer puts together"):
+        model.fit(sampler, verbose=0)
