@@ -26,7 +26,8 @@ def per_example_gradients(use, gradients, scope, count=1):
       count: consecutive rows of one unit, int or scalar tensor.
 
     Raises:
-      NotLayerwise: when the layer draws random numbers, which a second run would draw anew.
+      NotLayerwise: when the layer draws random numbers, which a second run would draw anew, or
+        when it is not certain which row of its arguments belongs to which example.
     """
     layer, variables = use.layer, use.variables
     if _keras.drew_random_numbers(layer, scope):
@@ -36,6 +37,11 @@ def per_example_gradients(use, gradients, scope, count=1):
         )
     batch = gradients[0].shape[0]
     leaves, rebuild = _split((use.args, use.kwargs), batch)
+    if len(leaves) > 1 and not _is_of_keras(layer):
+        raise NotLayerwise(
+            f"layer '{layer.path}' has no rule and is called on several tensors that are as long "
+            "as the batch, but a table or a mask that all examples share may be so too"
+        )
 
     def one(row):
         inputs, output_gradients = row
@@ -48,6 +54,12 @@ def per_example_gradients(use, gradients, scope, count=1):
             outputs = [
                 o for o in tf.nest.flatten(outputs) if tf.is_tensor(o) and o.dtype.is_floating
             ]
+        for output, g in zip(outputs, output_gradients):
+            if not output.shape.is_compatible_with(g.shape):
+                raise NotLayerwise(
+                    f"layer '{layer.path}' has no rule, and one example of its input does not "
+                    "give one example of its output"
+                )
         found = tape.gradient(
             outputs,
             weights,
@@ -64,6 +76,11 @@ def per_example_gradients(use, gradients, scope, count=1):
         values = tf.vectorized_map(one, rows)
     for variable, value in zip(variables, values):
         yield variable, PerExample(value, variable.shape)
+
+
+def _is_of_keras(layer):
+    """Whether the layer is one of Keras's own, whose arguments are all rows of the examples."""
+    return type(layer).__module__.split(".")[0] == "keras"
 
 
 def _by_unit(tensor, count):

@@ -21,6 +21,12 @@ def require_same_users(batches, optimizer):
         )
 
 
+def _is_missing(one):
+    """NaN, NaT and NA do not equal themselves."""
+    same = one == one
+    return one is None or not isinstance(same, bool | np.bool_) or not same
+
+
 class Users:
     """Which examples belong to whom.
 
@@ -36,7 +42,7 @@ class Users:
                 "users must be an array [N] with the user of each example. "
                 f"Received: shape {ids.shape}."
             )
-        missing = ids != ids if ids.dtype.kind == "f" else [one is None for one in ids.tolist()]
+        missing = [_is_missing(one) for one in ids] if ids.dtype == object else ids != ids
         if np.any(missing):
             raise ValueError(
                 f"users has no user for {int(np.sum(missing))} examples (NaN or None). Leave these "

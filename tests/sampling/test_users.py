@@ -1,6 +1,7 @@
 """Draws of users: the law, the bound on what one user gives, and the layout."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -123,6 +124,7 @@ def test_more_users_than_the_capacity_holds():
         (dict(users=IDS, examples_per_user=0), "examples_per_user.*>= 1"),
         (dict(users=IDS, examples_per_user=2, batch_size=5), "batch_size=5.*4 users"),
         (dict(users=np.r_[np.arange(9.0), np.nan], examples_per_user=1), "1 examples.*NaN"),
+        (dict(users=[1, 2, math.nan, 1, "a", 2, 1, None, 0, 1], examples_per_user=1), "2 examples"),
         (dict(users=np.array(["a", None] * 5, object), examples_per_user=1), "5 examples"),
     ],
 )
