@@ -15,6 +15,7 @@ import inspect
 import weakref
 
 from keras_dp import _keras
+from keras_dp.errors import PrivacyError
 from keras_dp.optimizers.base import private_optimizer
 from keras_dp.sampling import PoissonSampler
 from keras_dp.sampling.users import require_same_users
@@ -89,6 +90,17 @@ def _inside_fit(model, fit):
             _fits[model] = before
 
 
+def _begin_logical_batch(model, optimizer):
+    """What an earlier training left unfinished gets into no update of this one."""
+    if model in _fits and (optimizer.gradient_accumulation_steps or 1) > 1:
+        raise PrivacyError(
+            "fit was called within a fit of the same model, whose optimizer adds up batches "
+            f"(gradient_accumulation_steps={optimizer.gradient_accumulation_steps}): the two would "
+            "share an update. Call it after the other fit has returned."
+        )
+    optimizer.begin_logical_batch()
+
+
 def install():
     """Wraps ``fit`` and ``train_on_batch`` of Keras's TensorFlow trainer. Idempotent."""
     trainer = _keras.TensorFlowTrainer
@@ -102,6 +114,8 @@ def install():
         call, optimizer = FitCall(plain_fit, self, args, kwargs), private_optimizer(self)
         if optimizer is not None and isinstance(call.x, PoissonSampler):
             require_same_users(call.x, optimizer)
+        if optimizer is not None:
+            _begin_logical_batch(self, optimizer)
         with _inside_fit(self, call):
             return plain_fit(self, *args, **kwargs)
 

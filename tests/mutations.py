@@ -281,8 +281,8 @@ MUTATIONS = [
     Mutation(
         "take new updates after a checkpoint for those of the first time",
         "keras_dp/callbacks/spending.py",
-        "            made = optimizer.restores[-1][1][1]  # from there on updates are new\n",
-        "            pass\n",
+        "        if optimizer.restores and optimizer.restores[-1][1][0] == run:\n",
+        "        if False:\n",
         "tests/callbacks/test_resuming.py::test_the_same_in_a_new_process",
     ),
     Mutation(
@@ -337,9 +337,44 @@ MUTATIONS = [
     Mutation(
         "count an example once in an update that spans two passes",
         "keras_dp/callbacks/source.py",
-        'twice = spans_passes and self.sampling == "shuffle"',
-        "twice = False",
+        'times = participations if self.sampling == "shuffle" else 1',
+        "times = 1",
         "tests/callbacks/test_accumulated.py::test_updates_that_span_two_passes",
+    ),
+    Mutation(
+        "let the parts that an earlier fit left into an update",
+        "keras_dp/entry_points.py",
+        "    optimizer.begin_logical_batch()\n",
+        "    pass\n",
+        "tests/optimizers/test_accumulation.py::test_each_fit_begins_a_logical_batch",
+    ),
+    Mutation(
+        "take the batch size of a sampler that is not passed on trust",
+        "keras_dp/callbacks/source.py",
+        "            self._check_sampler(sampler, optimizer)\n",
+        "            pass\n",
+        "tests/callbacks/test_source.py::test_a_sampler_that_is_told_by_number_and_word",
+    ),
+    Mutation(
+        "take several updates on one draw for draws",
+        "keras_dp/callbacks/base.py",
+        "if source.sampling in DRAWS and updates > most:",
+        "if False:",
+        "tests/callbacks/test_source.py::test_a_train_step_that_uses_a_draw_five_times",
+    ),
+    Mutation(
+        "take steps_per_epoch for a pass",
+        "keras_dp/callbacks/accumulated.py",
+        "        if not self._steps:\n",
+        "        if True:\n",
+        "tests/callbacks/test_accumulated.py::test_steps_per_epoch_are_not_a_pass",
+    ),
+    Mutation(
+        "believe a counter that a checkpoint set back",
+        "keras_dp/callbacks/spending.py",
+        "        expected = self.made + released - self._released\n        moved",
+        "        expected = self.made\n        moved",
+        "tests/callbacks/test_resuming.py::test_a_checkpoint_that_is_restored_within_an_epoch",
     ),
     Mutation(
         "start anew with another optimizer",
@@ -483,6 +518,13 @@ MUTATIONS = [
         "isinstance(call.x, PoissonSampler)",
         "False",
         "tests/callbacks/test_source.py::test_users_are_grouped_whether_or_not_anybody_accounts",
+    ),
+    Mutation(
+        "take a table as long as the batch for rows of the examples",
+        "keras_dp/clipping/fallback.py",
+        "if len(leaves) > 1 and not _is_of_keras(layer):",
+        "if False:",
+        "tests/clipping/test_fallback.py::test_what_is_as_long_as_the_batch",
     ),
     Mutation(
         "clip each copy of an example by itself",

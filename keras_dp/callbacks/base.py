@@ -8,9 +8,8 @@ from keras_dp import _keras, entry_points
 from keras_dp.accounting import advice
 from keras_dp.accounting.checks import checked_delta
 from keras_dp.accounting.ledger import PrivacyLedger
-from keras_dp.callbacks import accumulated
 from keras_dp.callbacks.accumulated import accumulation
-from keras_dp.callbacks.source import Source
+from keras_dp.callbacks.source import DRAWS, Source
 from keras_dp.callbacks.spending import current_spending, spending
 from keras_dp.errors import PrivacyError
 from keras_dp.optimizers.base import private_optimizer
@@ -33,7 +32,7 @@ class AccountingCallback(keras.callbacks.Callback):
         self._source.check_settings()
         self._delta = checked_delta(delta)
         self._ledger = self._opened(ledger)
-        self._optimizer = self._spending = self._examples_seen = None
+        self._optimizer = self._spending = self._examples_seen = self._layout = None
         self._within = None  # what may be spent: a function of phases, or no limit
 
     def _opened(self, ledger):
@@ -69,11 +68,14 @@ class AccountingCallback(keras.callbacks.Callback):
             )
         self._fit = entry_points.current_fit(self.model)
         self._source.check(optimizer, self._fit)
+        if self._fit is None:
+            optimizer.begin_logical_batch()
+        self._layout, self._ended_early = self._layout_of(optimizer), False
+        self._layout.check()
         advice.warn_about_settings([self._source.phase(optimizer)], self._delta)
         if optimizer is not self._optimizer and self._spending and not self._spending.closed:
             self._spending.end_epoch()
         self._optimizer, self._made_before_fit = optimizer, None
-        accumulated.first_seen(optimizer)
         earlier = current_spending(self._ledger, optimizer)
         if earlier is not None:
             earlier.end_epoch()  # if an error ended it
@@ -83,6 +85,8 @@ class AccountingCallback(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         """Counts what was done outside ``fit``, and what a checkpoint has brought back."""
         self._last_batch, self._examples_seen = -1, None
+        if self._ended_early:
+            self._layout.cut()
         self._follow(self._optimizer)
         self._spending.begin_epoch()
         self._bound = self._spending.read()
@@ -106,10 +110,11 @@ class AccountingCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Sets the ledger to what was made, and refuses batches from elsewhere."""
-        if self._batches is None or self._last_batch + 1 < self._batches:
-            accumulated.cut(self._optimizer)
         self._spending.end_epoch()
+        updates = self._spending.made - self._made_before_epoch
+        self._ended_early |= not self._layout.ended(self._last_batch + 1, updates)
         self._check_draws()
+        self._check_batches(updates)
         self._check_examples()
 
     def on_test_begin(self, logs=None):
@@ -121,7 +126,7 @@ class AccountingCallback(keras.callbacks.Callback):
         """Reserves one update; called before ``model.train_on_batch``."""
         optimizer = private_optimizer(model)
         if optimizer is not None:
-            accumulated.cut(optimizer)
+            _require_no_accumulation(optimizer)
             self._follow(optimizer)
             self._bound = self._spending.read()
             self._prepare(1)
@@ -139,10 +144,12 @@ class AccountingCallback(keras.callbacks.Callback):
 
     def _follow(self, optimizer):
         """Looks for, or starts, the spending of an optimizer on the ledger."""
-        parts = accumulation(optimizer)
-        spans = parts > 1 and accumulated.may_span(optimizer, self._batches, parts)
-        phase = self._source.phase(optimizer, spans_passes=spans)
-        self._spending = spending(self._ledger, optimizer, phase, accumulates=parts > 1)
+        layout = self._layout if optimizer is self._optimizer else self._layout_of(optimizer)
+        phase = self._source.phase(optimizer, participations=layout.participations)
+        self._spending = spending(self._ledger, optimizer, phase, layout.passes)
+
+    def _layout_of(self, optimizer):
+        return self._source.layout(optimizer, getattr(self, "_fit", None), self._batches)
 
     def _prepare(self, updates):
         """Has so many more counted, if they may be spent: ``_prepared`` says whether."""
@@ -154,7 +161,7 @@ class AccountingCallback(keras.callbacks.Callback):
     def _check_draws(self):
         """Refuses to account for batches that the sampler did not draw."""
         source = self._source
-        if source.updates_drawn is None or (self._fit and self._fit.x is source.sampler):
+        if source.updates_drawn is None:
             return
         updates = self._spending.made - self._made_before_fit
         drawn = source.updates_drawn - self._drawn_before_fit
@@ -165,6 +172,16 @@ class AccountingCallback(keras.callbacks.Callback):
                 "for them. Train on the sampler itself, model.fit(sampler, ...), or account for "
                 'what you train on, such as EpsilonLogger(num_examples=..., sampling="shuffle", '
                 "delta=...)."
+            )
+
+    def _check_batches(self, updates):
+        """Refuses several updates on one draw, also of draws that nobody here can count."""
+        source, most = self._source, self._last_batch + self.model.steps_per_execution
+        if source.sampling in DRAWS and updates > most:
+            raise PrivacyError(
+                f"This epoch made {updates} updates of {self._last_batch + 1} batches, but each "
+                f"update has to have a draw of its own with sampling={source.sampling!r}. Make one "
+                "update in train_step, on each batch that it gets, and none elsewhere."
             )
 
     def _check_examples(self):
@@ -183,3 +200,15 @@ class AccountingCallback(keras.callbacks.Callback):
                 "larger than the optimizer's batch_size, or num_examples is too small. Make them "
                 "what the data really has."
             )
+
+
+def _require_no_accumulation(optimizer):
+    """Nobody knows which passes the batches of ``train_on_batch`` are from, nor which epoch."""
+    parts = accumulation(optimizer)
+    if parts > 1:
+        raise PrivacyError(
+            f"train_on_batch with gradient_accumulation_steps={parts} cannot be accounted for: "
+            "which passes over the data the batches of an update come from is not known, so an "
+            "example may be in it several times. Train with fit, or give train_on_batch whole "
+            "batches and the optimizer microbatch_size in place of gradient_accumulation_steps."
+        )

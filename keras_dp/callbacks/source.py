@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_dp.accounting import Phase
-from keras_dp.callbacks.accumulated import accumulation
+from keras_dp.callbacks.accumulated import Layout, accumulation
 from keras_dp.errors import PrivacyError
 from keras_dp.sampling.users import require_same_users
 
@@ -61,20 +61,29 @@ class Source:
         """Raises ValueError for numbers and words that no training could have."""
         self._phase(self.num_examples, 1.0)
 
-    def phase(self, optimizer, *, spans_passes=False):
+    def phase(self, optimizer, *, participations=1):
         """The settings of the updates that ``optimizer`` makes of such batches, as a phase.
 
         Args:
           optimizer: DP optimizer.
-          spans_passes: bool, whether an update may hold batches of two passes over the data.
+          participations: int, how often an example of shuffled data can be in one update.
 
         Returns:
           :class:`Phase` without updates.
         """
-        twice = spans_passes and self.sampling == "shuffle"
-        return self._phase(
-            optimizer.batch_size, optimizer.noise_multiplier, participations=2 if twice else 1
-        )
+        times = participations if self.sampling == "shuffle" else 1
+        return self._phase(optimizer.batch_size, optimizer.noise_multiplier, times)
+
+    def layout(self, optimizer, fit, batches):
+        """How the batches of ``fit``, so many in an epoch, make up updates: a :class:`Layout`."""
+        x = fit.x if fit is not None else None
+        if hasattr(x, "sampling"):
+            return Layout(optimizer, self, fit, batches, exact=True)
+        if rows_of(x) is not None:
+            size = min(fit.batch_size or 32, self.num_examples)
+            length = -(-self.num_examples // size)
+            return Layout(optimizer, self, fit, batches, length, exact=True)
+        return Layout(optimizer, self, fit, batches, length_of(x))
 
     def _phase(self, batch_size, noise_multiplier, participations=1):
         return Phase(
@@ -98,8 +107,9 @@ class Source:
         Raises:
           PrivacyError: with what does not fit, and what to do.
         """
+        self._check_accumulation(optimizer)
         if self.sampler is not None:
-            self._check_sampler(optimizer)
+            self._check_sampler(self.sampler, optimizer)
         require_same_users(self.sampler, optimizer)
         if fit is None:
             return
@@ -108,20 +118,22 @@ class Source:
         else:
             self._check_data(optimizer, fit)
 
-    def _check_sampler(self, optimizer):
-        parts = accumulation(optimizer) if self.sampling == "shuffle" else 1
-        if self.sampler.batch_size * parts != optimizer.batch_size:
+    def _check_sampler(self, sampler, optimizer):
+        if sampler.batch_size * accumulation(optimizer) != optimizer.batch_size:
+            unit = getattr(sampler, "unit", self._unit)
             raise PrivacyError(
-                f"The sampler draws {self.sampler.batch_size} {self._unit}s on average, but the "
+                f"The sampler draws {sampler.batch_size} {unit}s on average, but the "
                 f"optimizer's batch_size is {optimizer.batch_size}: it would divide by one number "
                 "what was drawn, and accounted, by the other. Give both the same batch_size."
             )
-        if self.sampling == "poisson" and accumulation(optimizer) > 1:
+
+    def _check_accumulation(self, optimizer):
+        if self.sampling in DRAWS and accumulation(optimizer) > 1:
             raise PrivacyError(
-                f"The optimizer adds up {accumulation(optimizer)} batches for an update, but each "
-                "batch of the sampler is a Poisson draw of its own: an example could be in several "
-                "of them. Leave gradient_accumulation_steps out, and pass the sampler "
-                "physical_batch_size= to have one draw in several pieces."
+                f"The optimizer adds up {accumulation(optimizer)} batches for an update, but with "
+                f"sampling={self.sampling!r} each batch is a draw of its own: an example could be "
+                "in several of them. Leave gradient_accumulation_steps out, and pass "
+                "PoissonSampler physical_batch_size= to have one draw in several pieces."
             )
 
     def _check_fit_gets_sampler(self, fit):
@@ -148,7 +160,7 @@ class Source:
 
     def _check_data(self, optimizer, fit):
         if hasattr(fit.x, "sampling"):
-            self._check_other_sampler(fit.x)
+            self._check_other_sampler(optimizer, fit.x)
             return
         rows = rows_of(fit.x)
         if rows is not None:
@@ -156,7 +168,7 @@ class Source:
         else:
             self._check_batches(optimizer, fit)
 
-    def _check_other_sampler(self, sampler):
+    def _check_other_sampler(self, optimizer, sampler):
         found = getattr(sampler, "num_units", getattr(sampler, "num_examples", self.num_examples))
         if (sampler.sampling, found) != (self.sampling, self.num_examples):
             raise PrivacyError(
@@ -165,6 +177,8 @@ class Source:
                 f"with sampling={self.sampling!r}. Pass the {type(sampler).__name__} itself in "
                 "place of the two."
             )
+        if hasattr(sampler, "batch_size"):
+            self._check_sampler(sampler, optimizer)
 
     def _check_arrays(self, optimizer, fit, rows):
         if self.sampling not in ("shuffle", "full_batch"):
@@ -211,6 +225,10 @@ class Source:
                 "that an epoch really has as num_examples=, or the batch size that the data "
                 "really has as the optimizer's batch_size."
             )
+
+
+# How batches are formed that are each drawn from all examples, whatever the others hold.
+DRAWS = ("poisson", "without_replacement")
 
 
 def rows_of(x):

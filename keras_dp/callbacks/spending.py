@@ -16,7 +16,7 @@ from keras_dp.errors import PrivacyError
 _SECONDS_PER_RESERVATION = 1.0
 
 
-def spending(ledger, optimizer, phase, *, accumulates=False):
+def spending(ledger, optimizer, phase, passes):
     """The spending of ``optimizer`` on ``ledger``: the same for all who ask with equal settings.
 
     With other settings, a new stretch begins at the update that the optimizer has reached.
@@ -25,7 +25,7 @@ def spending(ledger, optimizer, phase, *, accumulates=False):
       ledger: ``PrivacyLedger``.
       optimizer: DP optimizer.
       phase: ``Phase`` without updates: the settings of those to come.
-      accumulates: bool, whether an update may use batches of several epochs.
+      passes: :class:`~keras_dp.callbacks.accumulated.Passes`, by which passes are counted.
 
     Returns:
       :class:`Spending`.
@@ -34,13 +34,13 @@ def spending(ledger, optimizer, phase, *, accumulates=False):
       LedgerError: settings that the ledger cannot hold.
     """
     book, current = ledger._book, current_spending(ledger, optimizer)
-    if current is not None and current.phase == phase:
+    if current is not None and (current.phase, current.passes) == (phase, passes):
         return current
     with book.reading():
         book.check(phase)
     if current is not None:
         current.close()
-    book.spendings[optimizer] = Spending(book, optimizer, phase, accumulates)
+    book.spendings[optimizer] = Spending(book, optimizer, phase, passes)
     return book.spendings[optimizer]
 
 
@@ -61,34 +61,36 @@ class Spending:
     updates of different epochs share no pass.
     """
 
-    def __init__(self, book, optimizer, phase, accumulates):
-        self.phase = phase
-        self._book, self._accumulates = book, accumulates
+    def __init__(self, book, optimizer, phase, passes):
+        self.phase, self.passes = phase, passes
+        self._book = book
         # Kept while updates are reserved, so that their number can be read; not beyond, so that
         # its variables can be freed.
         self._optimizer, self._kept = weakref.ref(optimizer), None
         self._chunk, self._reserved_at = 1, -_SECONDS_PER_RESERVATION
         self.closed = False
         self._restores = len(optimizer.restores)
-        run, made = optimizer.position
+        (run, made), released = optimizer.position, optimizer.released
         if optimizer.restores and optimizer.restores[-1][1][0] == run:
             made = optimizer.restores[-1][1][1]  # from there on updates are new
+            released = optimizer.restores[-1][2]
         with book.exclusive():
-            self._begin(run, made)
+            self._begin(run, made, released)
         self.read()
         _all.add(self)
 
-    def _begin(self, run, made):
+    def _begin(self, run, made, released):
         """Starts a stretch: at the update that was reached, or after the last the ledger knows.
 
         ``overlap`` says how many the ledger knows beyond the one that was reached; ``adopted``,
         how many it did not know before it.
         """
-        self._run, self.made = run, made
+        self._run, self.made, self._released = run, made, released
         known = self._book.covered(self._run)
         self._start = min(known, self.made)
         self.overlap, self.adopted = known - self._start, self.made - self._start
-        self._closed_stop, self._closed_passes, self._in_epoch = self._start, 0, False
+        self._closed_stop, self._in_epoch = self._start, False
+        self._closed_passes = self._passes_waiting()
         self._reserved = self._granted = self.made
         self._writer, self._revision, self._put_entry = secrets.token_hex(16), 0, None
         self._book.live[self._writer] = self._entry_now
@@ -109,25 +111,36 @@ class Spending:
             )
         optimizer = self._optimizer()
         if optimizer is not None:
-            for before, after in optimizer.restores[self._restores :]:
+            for before, after, released in optimizer.restores[self._restores :]:
                 self._restores += 1
-                self._look(*before)
-                self._begin_elsewhere(*after)
-            self._look(*optimizer.position)
+                self._look(*before, released)
+                self._begin_elsewhere(*after, released)
+            self._look(*optimizer.position, optimizer.released)
         return self.made
 
-    def _look(self, run, made):
-        if run != self._run or made < self.made:
-            self._begin_elsewhere(run, made)
-        elif made > self.made:
-            self.made = made
-            self._reserved = max(self._reserved, made)
+    def _look(self, run, made, released):
+        """Takes note of the updates since the last look, which no restored counter can hide."""
+        expected = self.made + released - self._released
+        moved = run != self._run or made < expected
+        self.made, self._released = expected if moved else made, released
+        self._reserved = max(self._reserved, self.made)
+        if moved:
+            self._begin_elsewhere(run, made, released)
 
-    def _begin_elsewhere(self, run, made):
+    def _begin_elsewhere(self, run, made, released):
         with self._writing():
             self._put()
             self._stop_following()
-            self._begin(run, made)
+            self._begin(run, made, released)
+
+    def _passes_waiting(self):
+        """int, passes of batches that wait for the first update to come: no more than batches."""
+        optimizer = self._optimizer()
+        if self.passes.parts == 1 or optimizer is None:
+            return 0
+        if optimizer.released != self._released:  # what waited then is not known any more
+            return self.passes.parts - 1
+        return optimizer.parts_waiting
 
     def reserved(self, within=None):
         """int, number of the last update that may be made without another :meth:`reserve`."""
@@ -236,8 +249,9 @@ class Spending:
         optimizer = self._optimizer()
         if optimizer is None or len(optimizer.restores) > self._restores:
             return self._entry(self._reserved)
-        run, made = optimizer.position
-        return self._entry(made if run == self._run and made >= self.made else self._reserved)
+        (run, made), expected = optimizer.position, self.made + optimizer.released - self._released
+        moved = run != self._run or made < expected
+        return self._entry(max(self._reserved, expected) if moved else made)
 
     def _entry(self, stop):
         passes = self._passes(stop) if self.phase.sampling == "shuffle" else None
@@ -245,11 +259,7 @@ class Spending:
         return Entry(self._run, self._writer, self._start, phase, self._revision)
 
     def _passes(self, stop):
-        begun = -(-(stop - self._closed_stop) // self.phase.steps_per_epoch)
-        if self._accumulates and (self._in_epoch or begun):
-            # A batch that waits for the next update has begun a pass, too.
-            begun = max(begun, 1) + (not self._in_epoch)
-        return self._closed_passes + begun
+        return self._closed_passes + self.passes.begun(stop - self._closed_stop, self._in_epoch)
 
     def _close_passes(self):
         self._closed_passes, self._closed_stop = self._passes(self.made), self.made
@@ -258,8 +268,7 @@ class Spending:
         """The rest of a pass costs nothing more."""
         if self.phase.sampling != "shuffle":
             return stop
-        length = self.phase.steps_per_epoch
-        return self._closed_stop + -(-(stop - self._closed_stop) // length) * length
+        return self._closed_stop + self.passes.filled(stop - self._closed_stop, self._in_epoch)
 
     def _next_chunk(self):
         """Updates to reserve: about as many as are made between two reservations."""

@@ -41,6 +41,16 @@ class Accumulator:
                 zeros = tf.zeros(v.shape, tf.float32)
                 self._sums[id(v)] = tf.Variable(zeros, trainable=False, name="clipped_sum")
 
+    @property
+    def waiting(self):
+        """int, parts of a logical batch that have arrived and wait for the others."""
+        return int(self._parts) if self.built else 0
+
+    def begin(self):
+        """Drops the parts that wait: the next one is a first one. A piece knows its own draw."""
+        if self.built:
+            self._parts.assign(0)
+
     def next_part(self, parts):
         """Counts one of ``parts`` equal parts of a logical batch.
 

@@ -164,6 +164,19 @@ class DPOptimizer(Lineage):
         if self._waits() and not self._accumulator.built:
             self._accumulator.build(variables)
 
+    def begin_logical_batch(self):
+        """Drops the parts of a logical batch that was never finished; each ``fit`` begins so.
+
+        Their sums were never released and cost nothing. What they held would else get into an
+        update of a later training, beside the same examples once more.
+        """
+        self._accumulator.begin()
+
+    @property
+    def parts_waiting(self):
+        """int, parts of ``gradient_accumulation_steps`` that wait for the rest of an update."""
+        return self._accumulator.waiting
+
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars):
         """One private update, or one part of it.
@@ -232,18 +245,12 @@ class DPOptimizer(Lineage):
     def _update(self, scaled_sums, variables):
         """Noise, once, and the update of the Keras optimizer, which counts it."""
         private = self._privatized(scaled_sums, variables)
+        self._count_release()
         with self._in_keras():
             super().apply(private, variables)
 
-    def privatize(self, clipped):
-        """:class:`ClippedGradients` -> the private gradient: sum / batch_size, noise, regularizers.
-
-        Returns:
-          A float32 tensor for each of ``clipped.variables``.
-        """
-        return self._privatized(clipped.scaled_sums, clipped.variables)
-
     def _privatized(self, scaled_sums, variables):
+        """The private gradient: sum / batch_size, noise, regularizers; float32 tensors."""
         private = scaled_sums
         if self.noise_multiplier > 0:
             # Not before the sums are there: the noise of a large model takes room.

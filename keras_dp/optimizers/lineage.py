@@ -24,7 +24,7 @@ class Lineage:
             self._run = tf.Variable(
                 np.frombuffer(os.urandom(16), np.int64), trainable=False, name=_KEY
             )
-        self._past = _Past()
+        self._past, self._released = _Past(), _Count()
 
     @property
     def run_id(self):
@@ -37,10 +37,19 @@ class Lineage:
         return self.run_id, int(self.iterations)
 
     @property
-    def restores(self):
-        """list of pairs of positions: where the optimizer was before, and after, it was restored.
+    def released(self):
+        """int, updates that this object has made in this process, whatever was restored."""
+        return int(self._released.value)
 
-        In this process, from Keras files. What ``tf.train.Checkpoint`` restores is not listed.
+    def _count_release(self):
+        self._released.value.assign_add(1)
+
+    @property
+    def restores(self):
+        """list of (before, after, released): positions around each restore, and the updates so far.
+
+        In this process, from Keras files. What ``tf.train.Checkpoint`` restores is not listed; it
+        shows in that ``iterations`` and :attr:`released` no longer grow by the same number.
         """
         return self._past.restores
 
@@ -57,7 +66,7 @@ class Lineage:
         if len(saved) == len(self.variables):
             if run is not None:
                 self._run.assign(np.asarray(run))
-            self._past.restores.append((before, self.position))
+            self._past.restores.append((before, self.position, self.released))
 
 
 class _Past:
@@ -65,3 +74,17 @@ class _Past:
 
     def __init__(self):
         self.restores = []
+
+
+class _Count:
+    """A counter that no checkpoint sets back; a copy counts anew."""
+
+    def __init__(self):
+        with tf.init_scope():
+            self.value = tf.Variable(0, dtype=tf.int64, trainable=False, name="released")
+
+    def __deepcopy__(self, memo):
+        return _Count()
+
+    def __reduce__(self):
+        return _Count, ()

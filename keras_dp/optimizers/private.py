@@ -95,8 +95,8 @@ Args:
     found. The numbers are the same; see docs/engine.md.
   gradient_accumulation_steps: None, or the number of batches whose clipped sums add up to
     one update: noise once, one counted step. ``batch_size`` stays what one update expects.
-    What is left at the end of an epoch waits for the next one. It is in no file: a run that
-    is resumed begins its update anew.
+    What is left at the end of an epoch waits for the next one of the same fit; each fit, and
+    a run that is resumed, begins its update anew.
   augmentations: None, or the number of copies of each example that the model's random layers
     see; the mean of their gradients is clipped (De et al. 2022, arXiv 2204.13650, section
     3.2). Costs as much time as that many examples and no privacy.

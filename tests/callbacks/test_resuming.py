@@ -227,6 +227,31 @@ def test_updates_from_an_older_checkpoint_on_that_no_callback_saw(tmp_path):
     assert train(model, log, 1) == pytest.approx([poisson(10 + 2 + 9 + 5)], rel=1e-9)
 
 
+@pytest.mark.parametrize("extra", [False, True])
+def test_a_checkpoint_that_is_restored_within_an_epoch(tmp_path, extra):
+    """The counter goes back, and on, between two looks at it: what was made stays counted."""
+
+    class Restores(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 7:
+                checkpoint.restore(path)
+
+    model, log = compiled(), logger(tmp_path)
+    train(model, log, 1)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    path = checkpoint.save(str(tmp_path / "c"))
+    batches = sampler(steps_per_epoch=20)
+    own = EpsilonLogger(batches, delta=DELTA, verbose=0, ledger=log.ledger)
+    model.fit(batches, callbacks=[own, Restores()], verbose=0)
+    assert int(model.optimizer.iterations) == 5 + 13
+    if extra:  # and once more, seen by nobody
+        checkpoint.restore(path)
+        model.fit(sampler(steps_per_epoch=3), verbose=0)
+    assert own.steps >= 5 + 20 + 3 * extra
+    train(model, log, 1)
+    assert log.steps >= 5 + 20 + 3 * extra + 5
+
+
 def test_the_same_in_a_new_process(tmp_path, new_process):
     model = compiled()
     train(model, logger(tmp_path), 1)

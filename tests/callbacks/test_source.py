@@ -138,6 +138,68 @@ def test_poisson_draws_are_not_accumulated():
     refused("draw of its own", poisson_logger(batches), batches, model=compiled(optimizer))
 
 
+def told_poisson(**kwargs):
+    return EpsilonLogger(num_examples=N, sampling="poisson", delta=DELTA, verbose=0, **kwargs)
+
+
+def accumulating(batch_size):
+    return keras_dp.DPSGD(
+        0.1,
+        l2_norm_clip=1.0,
+        noise_multiplier=2.0,
+        batch_size=batch_size,
+        gradient_accumulation_steps=2,
+    )
+
+
+def test_a_sampler_that_is_told_by_number_and_word():
+    """Its draws count, not the optimizer's batch_size."""
+    refused("draws 16 examples .* batch_size is 8", told_poisson(), sampler(16))
+    model = compiled(accumulating(2 * BATCH))
+    refused("draw of its own", told_poisson(), sampler(), model=model)
+
+
+def test_draws_of_a_generator_are_not_accumulated():
+    model = compiled(accumulating(2 * BATCH))
+    refused("draw of its own", told_poisson(), (b for b in sampler()), model=model)
+
+
+class Loops(keras.Model):
+    """Makes several updates on each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        for _ in range(5):
+            clipped = keras_dp.clipped_gradients(self, *data, optimizer=self.optimizer)
+            self.optimizer.apply_gradients(clipped)
+        return {"loss": clipped.loss}
+
+
+@pytest.mark.parametrize("told", [poisson_logger, lambda batches: told_poisson()])
+@pytest.mark.parametrize("steps", [2, 20])
+def test_a_train_step_that_uses_a_draw_five_times(told, steps):
+    batches, model = sampler(steps_per_epoch=steps), Loops()
+    model.compile(sgd(), loss="mse")
+    with pytest.raises(PrivacyError, match=f"made {5 * steps} updates"):
+        model.fit(batches, callbacks=[told(batches)], verbose=0)
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"physical_batch_size": 4}])
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_honest_draws_are_as_many_as_updates(kwargs, steps_per_execution):
+    batches, model = sampler(**kwargs), compiled(steps_per_execution=steps_per_execution)
+    logger = poisson_logger(batches)
+    for _ in range(3):
+        model.fit(batches, epochs=2, callbacks=[logger], verbose=0)
+    assert logger.steps == 30
+
+
 def users_of_four():
     return sampler(5, users=np.arange(N) // 4, examples_per_user=4)
 

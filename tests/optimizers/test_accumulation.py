@@ -26,8 +26,19 @@ def _weight(model):
     return model.get_weights()[0].ravel()
 
 
+class NothingMovesAtFirst(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 0:
+            assert int(self.model.optimizer.iterations) == 0
+            np.testing.assert_array_equal(_weight(self.model), 0)
+
+
 def _halves(entry, model):
     """LIN's two examples, one after the other."""
+    if entry == "fit":  # each fit begins a logical batch
+        args = dict(batch_size=1, verbose=0, shuffle=False, callbacks=[NothingMovesAtFirst()])
+        model.fit(checks.LIN_X, checks.LIN_Y, **args)
+        return
     for k in range(2):
         checks.ENTRY_POINTS[entry](model, checks.LIN_X[k : k + 1], checks.LIN_Y[k : k + 1])
         if k == 0:
@@ -175,12 +186,51 @@ def test_leftovers_wait_for_the_next_epoch():
     model = checks.linear_model(_sgd(gradient_accumulation_steps=2))
     x, y = np.float32([[0.1, 0], [0.2, 0], [0.3, 0], [0.4, 0], [0.5, 0]]), np.ones((5, 1))
     args = dict(batch_size=1, verbose=0, shuffle=False)
-    model.fit(x, y, **args)
-    assert int(model.optimizer.iterations) == 2
-    np.testing.assert_allclose(_weight(model), [-0.5, 0], atol=1e-6)
-    model.fit(x, y, **args)
+    model.fit(x, y, epochs=2, **args)
     assert int(model.optimizer.iterations) == 5
     np.testing.assert_allclose(_weight(model), [-1.5, 0], atol=1e-6)
+
+
+class Ends(keras.callbacks.Callback):
+    """Ends a fit after its first batch."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.how == "interrupt":
+            raise KeyboardInterrupt
+        self.model.stop_training = True
+
+
+@pytest.mark.parametrize("how", ["interrupt", "stop_training", "train_on_batch"])
+def test_each_fit_begins_a_logical_batch(how):
+    """The first example is in no update of the fit that comes after."""
+    model = checks.linear_model(_sgd(gradient_accumulation_steps=2))
+    x, y = np.float32([[0.8, 0], [0, 0.8]]), np.ones((2, 1))
+    args = dict(batch_size=1, verbose=0, shuffle=False)
+    if how == "train_on_batch":
+        model.train_on_batch(x[:1], y[:1])
+    else:
+        try:
+            model.fit(x, y, callbacks=[Ends(how)], **args)
+        except KeyboardInterrupt:
+            pass
+    assert model.optimizer.parts_waiting == 1
+    model.fit(x, y, **args)
+    assert int(model.optimizer.iterations) == 1 and model.optimizer.parts_waiting == 0
+    np.testing.assert_allclose(_weight(model), [-0.4, -0.4], atol=1e-6)
+
+
+def test_a_fit_within_a_fit_would_share_its_updates():
+    class FitsAgain(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.fit(checks.LIN_X, checks.LIN_Y, batch_size=1, verbose=0)
+
+    model = checks.linear_model(_sgd(gradient_accumulation_steps=2))
+    with pytest.raises(keras_dp.PrivacyError, match="within a fit of the same model"):
+        model.fit(checks.LIN_X, checks.LIN_Y, batch_size=1, verbose=0, callbacks=[FitsAgain()])
 
 
 def test_a_huge_part_stays_within_the_clip():
