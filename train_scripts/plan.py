@@ -174,10 +174,13 @@ def draw(found, values, path):
         if values.target_epsilon is not None:
             axes.axhline(values.target_epsilon, color="black", linewidth=0.8, linestyle=":")
         axes.set(xscale="log", yscale="log", title=f"batch size {batch_size:,}", xlabel="epochs")
+        axes.set_xticks(found["epochs"], [f"{length:,}" for length in found["epochs"]])
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
     panels[0][0].set_ylabel(f"epsilon at delta = {values.delta:g}, {values.accountant.upper()}")
     panels[0][-1].legend(loc="best", fontsize="small")
-    figure.suptitle(f"{values.num_examples:,} examples, {values.sampling} batches")
+    figure.suptitle(f"{values.num_examples:,} examples, sampling: {values.sampling}")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
