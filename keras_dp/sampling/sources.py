@@ -5,6 +5,7 @@ shape and dtype of a row, and `read_into`, which copies the rows at some indices
 of a batch.
 """
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
@@ -68,7 +69,7 @@ def is_text(dtype):
     return dtype.kind in "OUST"
 
 
-class Source:
+class Source(abc.ABC):
     """Examples by index.
 
     Attributes:
@@ -84,6 +85,7 @@ class Source:
     def __len__(self):
         return self.length
 
+    @abc.abstractmethod
     def read_into(self, indices, arrays, where):
         """Writes the rows at `indices` to `array[where]` of each array.
 
@@ -92,7 +94,6 @@ class Source:
           arrays: list with an array for each leaf of `spec`, in the order of `tree.flatten`.
           where: slice or int array `[n]`, rows of the arrays.
         """
-        raise NotImplementedError
 
     def items(self, indices):
         """The examples at `indices`, one after the other, as they are."""
