@@ -9,7 +9,7 @@ from keras_dp import _requirements
 
 _requirements.check()
 
-from keras_dp import callbacks, entry_points, rules, testing, training  # noqa: E402
+from keras_dp import callbacks, distribution, entry_points, rules, testing, training  # noqa: E402
 from keras_dp.accounting import (  # noqa: E402
     compute_batch_size,
     compute_delta,
@@ -52,6 +52,7 @@ from keras_dp.validation import Problem, validate  # noqa: E402
 from keras_dp.version import __version__  # noqa: E402
 
 training.install()
+distribution.install()
 entry_points.install()
 
 __all__ = [
@@ -81,6 +82,7 @@ __all__ = [
     "compute_epsilon",
     "compute_noise_multiplier",
     "compute_steps",
+    "distribution",
     "fix",
     "make_private",
     "privacy_report",

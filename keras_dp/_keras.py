@@ -17,17 +17,47 @@ these names changes. Why each is needed:
 ``Model._compute_loss``       calls a user's ``compute_loss`` with the arguments it takes.
 ``Model._loss_tracker``       holds the "loss" that the logs show, and how many examples it is of.
 ``Model._compile_loss``, ``_symbolic_build``  the loss has to be built before it is traced.
+``TFOptimizer``, ``BaseOptimizer``  what an update does with several devices; without them.
+``scale_loss_for_distribution``  divides a loss by the number of replicas, and
+``unscale_loss_for_distribution``  multiplies it; an example's loss has nothing of either.
+``_maybe_symbolic_build``, ``make_*_function``, ``reduce_per_replica``  what plain Keras cannot do
+                              under some strategies; see ``keras_dp.distribution.trainer``.
 """
 
 import contextlib
+import contextvars
+import functools
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow import trainer
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.losses import loss as losses
 from keras.src.models.functional import Functional
-from keras.src.random.seed_generator import global_seed_generator
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
 
-__all__ = ["TensorFlowTrainer"]
+__all__ = ["TensorFlowTrainer", "trainer"]
+
+
+class UpdatesOneDevice(TFOptimizer):
+    """An optimizer whose update is run by its caller on every device, each with its own copies.
+
+    Keras's own sums the gradients of all replicas first, which a private update has done
+    already, and asks for the other replicas several times, which no branch of a graph may. Comes
+    after an optimizer class in the bases of a class that joins the two.
+    """
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        BaseOptimizer._backend_update_step(self, grads, trainable_variables, learning_rate)
+
+    def _apply_weight_decay(self, variables):
+        BaseOptimizer._apply_weight_decay(self, variables)
+
+    def _overwrite_model_variables_with_average_value(self, trainable_variables):
+        BaseOptimizer._overwrite_model_variables_with_average_value(self, trainable_variables)
 
 
 def compiled_optimizer(model):
@@ -40,6 +70,11 @@ def compiled_optimizer(model):
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer.inner_optimizer
     return optimizer
+
+
+def own_strategy(model):
+    """The strategy of ``tf.distribute`` in whose scope ``model`` was made, or None."""
+    return model._distribute_strategy
 
 
 def all_layers(model):
@@ -57,24 +92,29 @@ def own_trainable_variables(layer):
 def seed_generators(model):
     """Every random state that a call of ``model`` may advance, each once."""
     found = {id(g): g for layer in all_layers(model) for g in layer._seed_generators}
-    shared = shared_seed_generator()
-    found[id(shared)] = shared
+    found |= {id(g): g for g in _shared_seed_generators()}
     return list(found.values())
 
 
-def shared_seed_generator():
-    """The generator that keras.random.* without a seed draws from; made at its first use.
+def make_shared_seed_generator():
+    """Makes the generator that keras.random.* without a seed draws from, if it is not there.
 
     Which makes a variable: a trace that does so is thrown away by TensorFlow and done again.
     """
     with tf.init_scope():
-        return global_seed_generator()
+        global_seed_generator()
+
+
+def _shared_seed_generators():
+    """That generator, if this thread has one: the threads of several replicas have none."""
+    shared = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    return [] if shared is None else [shared]
 
 
 def drew_random_numbers(layer, scope):
     """Whether ``layer``, or one nested in it, may have drawn in the pass that ``scope`` saw."""
     generators = [g for nested in all_layers(layer) for g in nested._seed_generators]
-    generators.append(shared_seed_generator())
+    generators += _shared_seed_generators()
     return any(scope.get_current_value(g.state) is not None for g in generators)
 
 
@@ -166,7 +206,7 @@ def track_loss(model, loss, count):
 
 def examples_tracked(model):
     """How many examples the "loss" of the logs is a mean of, so far in this epoch."""
-    return int(model._loss_tracker.count)
+    return int(model._loss_tracker.count.numpy())
 
 
 @contextlib.contextmanager
@@ -188,6 +228,40 @@ def output_losses_weighted_by(model, count):
     finally:
         for tracker in trackers:
             del tracker.__dict__["update_state"]
+
+
+_is_example = contextvars.ContextVar("is_example", default=False)
+
+
+@contextlib.contextmanager
+def losses_of_examples():
+    """While open, in this thread, losses are what they are, whatever the number of replicas.
+
+    Under a strategy Keras divides a loss that is a mean by the number of replicas, for the sum
+    of their gradients to be a mean again. A clipped sum has a divisor of its own.
+    """
+    token = _is_example.set(True)
+    try:
+        yield
+    finally:
+        _is_example.reset(token)
+
+
+def install_losses_of_examples():
+    """Makes Keras's two functions ask whether :func:`losses_of_examples` is open. Idempotent."""
+    for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
+        plain = getattr(losses, name)
+        if not getattr(plain, "keras_dp", False):
+            setattr(losses, name, _unless_example(plain))
+
+
+def _unless_example(plain):
+    @functools.wraps(plain)
+    def scaled(value):
+        return value if _is_example.get() else plain(value)
+
+    scaled.keras_dp = True
+    return scaled
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import inspect
 import weakref
 
 from keras_dp import _keras
+from keras_dp.distribution import data
 from keras_dp.errors import PrivacyError
 from keras_dp.optimizers.base import private_optimizer
 from keras_dp.sampling import PoissonSampler
@@ -34,6 +35,10 @@ class FitCall:
         bound = inspect.signature(plain).bind(model, *args, **kwargs)
         bound.apply_defaults()
         self.arguments = dict(list(bound.arguments.items())[1:])
+
+    def on(self, x):
+        """The same arguments with other data in the place of x."""
+        return self.arguments | {"x": x}
 
     def __getattr__(self, name):
         try:
@@ -114,10 +119,12 @@ def install():
         call, optimizer = FitCall(plain_fit, self, args, kwargs), private_optimizer(self)
         if optimizer is not None and isinstance(call.x, PoissonSampler):
             require_same_users(call.x, optimizer)
-        if optimizer is not None:
-            _begin_logical_batch(self, optimizer)
-        with _inside_fit(self, call):
-            return plain_fit(self, *args, **kwargs)
+        if optimizer is None:
+            with _inside_fit(self, call):
+                return plain_fit(self, *args, **kwargs)
+        _begin_logical_batch(self, optimizer)
+        with _inside_fit(self, call), data.delivered(self, call.x) as x:
+            return plain_fit(self, **call.on(x))
 
     @functools.wraps(plain_train_on_batch)
     def train_on_batch(self, *args, **kwargs):

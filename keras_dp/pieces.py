@@ -11,18 +11,33 @@ the way: only a draw whose pieces all arrived may become an update.
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 
 class Piece(NamedTuple):
     """The inputs of one part of a draw.
 
     Attributes:
       x: nest of arrays ``[rows, ...]``, the inputs of the model.
-      draw: int64 ``[1]``, the number of the draw, different for every draw of a sampler.
-      last: bool ``[1]``, whether the draw is complete with this piece.
-      position: int64 ``[1]``, how many pieces of the draw came before this one.
+      draw: int64, the number of the draw, different for every draw of a sampler.
+      last: bool, whether the draw is complete with this piece.
+      position: int64, how many pieces of the draw came before this one.
+
+    The last three are the same in each of ``[rows]`` entries, so that what splits a batch between
+    devices gives them to every device; the first entry is read.
     """
 
     x: Any
     draw: Any
     last: Any
     position: Any = None
+
+    @classmethod
+    def of(cls, x, rows, draw, last, position):
+        """A piece of so many rows, of plain numbers."""
+        return cls(
+            x,
+            draw=np.full(rows, draw, np.int64),
+            last=np.full(rows, last),
+            position=np.full(rows, position, np.int64),
+        )

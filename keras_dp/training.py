@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from keras_dp import _keras, padding
 from keras_dp.clipping import compilation, gradients, rows
+from keras_dp.distribution import trainer
 from keras_dp.errors import PrivacyError
-from keras_dp.optimizers.base import private_optimizer, require_one_replica
+from keras_dp.optimizers.base import private_optimizer
 from keras_dp.pieces import Piece
 
 
@@ -32,23 +33,28 @@ def private_train_step(model, optimizer, data):
       dict of metric results, as ``keras.Model.train_step`` returns. They are computed from
       the private data without noise: what they show is not covered by the guarantee.
     """
-    require_one_replica()
     x, y, sample_weight = _unpack(data)
     if not model.jit_compile:
         x, y, sample_weight = _without_last_padding(
             x, y, sample_weight, optimizer.examples_per_user or 1
         )
-    logs = {}
+    logs, by_itself = {}, model.jit_compile and trainer.is_distributed(model)
 
     def observe(result, batch):
         logs.update(_update_metrics(model, result, batch))
 
     with compilation.outside_xla(not model.jit_compile):
         clipped = gradients.accumulate(
-            model, x, y, sample_weight, optimizer=optimizer, observe=observe
+            model,
+            x,
+            y,
+            sample_weight,
+            optimizer=optimizer,
+            observe=observe,
+            jit_compile=by_itself,
         )
     optimizer.apply_gradients(clipped)
-    if optimizer.microbatch_size is not None or optimizer.backend == "loop":
+    if by_itself or optimizer.microbatch_size is not None or optimizer.backend == "loop":
         return model.get_metrics_result()
     return logs
 

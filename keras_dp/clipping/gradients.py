@@ -57,13 +57,16 @@ def clipped_gradients(model, x, y=None, sample_weight=None, *, optimizer, loss=N
     return accumulate(model, x, y, sample_weight, optimizer=optimizer, loss=loss)
 
 
-def accumulate(model, x, y, sample_weight, *, optimizer, loss=None, observe=None):
+def accumulate(
+    model, x, y, sample_weight, *, optimizer, loss=None, observe=None, jit_compile=False
+):
     """Clipped sums over all microbatches of a batch.
 
     Args:
       x, y, sample_weight: the batch; x may be a :class:`~keras_dp.pieces.Piece`.
       observe: None or a function ``observe(result, batch)`` called after every pass, with a
         :class:`~keras_dp.clipping.units.Batch`.
+      jit_compile: whether XLA compiles this part of the step by itself.
       Others as in :func:`clipped_gradients`.
     """
     privacy = optimizer.privacy
@@ -92,14 +95,18 @@ def accumulate(model, x, y, sample_weight, *, optimizer, loss=None, observe=None
         units.require_whole_users(size, per_user)
         size //= per_user
     per_pass = 1 if privacy.backend == "loop" else privacy.microbatch_size
-    real = padding.real_rows(sample_weight)
-    counted = _counted_rows(sample_weight)
-    if per_pass is None or (isinstance(size, int) and size <= per_pass and real is None):
-        sums, total, number = run(data, real, counted)
-    else:
-        sums, total, number = _microbatches(
-            run, data, real, counted, size, per_user, per_pass, variables
-        )
+
+    def all_passes():
+        real = padding.real_rows(sample_weight)
+        counted = _counted_rows(sample_weight)
+        with _keras.losses_of_examples():
+            if per_pass is None or (isinstance(size, int) and size <= per_pass and real is None):
+                return run(data, real, counted)
+            return _microbatches(run, data, real, counted, size, per_user, per_pass, variables)
+
+    if jit_compile:
+        all_passes = tf.function(all_passes, autograph=False, jit_compile=True)
+    sums, total, number = all_passes()
     mean = tf.math.divide_no_nan(total, tf.cast(number, tf.float32))
     number //= privacy.augmentations or 1
     return ClippedGradients(sums, variables, mean, number, optimizer, piece)

@@ -44,7 +44,7 @@ class Accumulator:
     @property
     def waiting(self):
         """int, parts of a logical batch that have arrived and wait for the others."""
-        return int(self._parts) if self.built else 0
+        return int(self._parts.numpy()) if self.built else 0
 
     def begin(self):
         """Drops the parts that wait: the next one is a first one. A piece knows its own draw."""

@@ -10,6 +10,7 @@ from keras_dp import _keras, noise
 from keras_dp.clipping.clipped import ClippedGradients
 from keras_dp.clipping.settings import PrivacySettings, require
 from keras_dp.errors import PrivacyError, UnclippedGradientsError
+from keras_dp.optimizers import replicas
 from keras_dp.optimizers.accumulation import Accumulator
 from keras_dp.optimizers.lineage import Lineage
 
@@ -78,7 +79,7 @@ class DPOptimizer(Lineage):
         self._noise = noise.GaussianNoise(seed)
         self._begin_run()
         self._accumulator = Accumulator()
-        _keras.shared_seed_generator()  # here, so that no train step has to make it
+        _keras.make_shared_seed_generator()  # here, so that no train step has to make it
 
     @property
     def privacy(self):
@@ -206,41 +207,51 @@ class DPOptimizer(Lineage):
                 "train_step computes gradients has to do the same."
             )
         grads.spend(self)
+        replicas.require_made_in_scope(self, grads.variables)
         if not self.built:
             self.build(grads.variables)
+        variables = grads.variables
         if grads.piece is None and not self._waits():
-            self._update(grads.scaled_sums, grads.variables)
+            replicas.sum_then_update(
+                grads.scaled_sums, lambda sums: self._update(sums, variables), variables
+            )
         else:
-            self._update_when_complete(grads)
+            self._require_one_way_to_wait(grads.piece)
+            replicas.sum_then_update(
+                grads.scaled_sums,
+                lambda sums, piece: self._update_when_complete(sums, variables, piece),
+                variables,
+                None if grads.piece is None else grads.piece._replace(x=None),
+            )
 
     def _waits(self):
         """Whether an update is made of several batches."""
         return (self._privacy.gradient_accumulation_steps or 1) > 1
 
-    def _update_when_complete(self, grads):
-        """Adds a part to its logical batch; the last part makes the update."""
-        accumulator, variables = self._accumulator, grads.variables
-        if not accumulator.built:
-            accumulator.build(variables)
-        if grads.piece is None:
-            first, last = accumulator.next_part(self._privacy.gradient_accumulation_steps)
-        elif not self._waits():
-            first, last = accumulator.next_piece(grads.piece)
-        else:
+    def _require_one_way_to_wait(self, piece):
+        if piece is not None and self._waits():
             raise PrivacyError(
                 "The sampler delivers each draw in pieces (physical_batch_size=), of which the "
                 f"last one makes the update, but {self!r} waits for "
                 f"{self.gradient_accumulation_steps} batches. Leave "
                 "gradient_accumulation_steps out."
             )
-        totals = accumulator.totals(grads.scaled_sums, variables, first)
 
-        def complete():
-            # Identities: all-reduce wants tensors of one graph, that of this branch.
-            here = [tf.identity(t) for t in accumulator.of(totals, variables)]
-            self._update(here, variables)
-
-        tf.cond(last, complete, lambda: accumulator.keep(totals))
+    def _update_when_complete(self, scaled_sums, variables, piece):
+        """Adds a part to its logical batch; the last part makes the update."""
+        accumulator = self._accumulator
+        if not accumulator.built:
+            accumulator.build(variables)
+        if piece is None:
+            first, last = accumulator.next_part(self._privacy.gradient_accumulation_steps)
+        else:
+            first, last = accumulator.next_piece(piece)
+        totals = accumulator.totals(scaled_sums, variables, first)
+        tf.cond(
+            last,
+            lambda: self._update(accumulator.of(totals, variables), variables),
+            lambda: accumulator.keep(totals),
+        )
 
     def _update(self, scaled_sums, variables):
         """Noise, once, and the update of the Keras optimizer, which counts it."""
@@ -322,13 +333,3 @@ def private_optimizer(model):
     """
     optimizer = _keras.compiled_optimizer(model)
     return optimizer if isinstance(optimizer, DPOptimizer) else None
-
-
-def require_one_replica():
-    """Refuses a strategy with several replicas, for which the noise is not yet placed."""
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if replicas > 1:
-        raise PrivacyError(
-            f"keras_dp received a strategy with {replicas} replicas. This version trains on one "
-            "replica; build and compile the model outside the strategy's scope."
-        )

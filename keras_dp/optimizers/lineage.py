@@ -34,12 +34,12 @@ class Lineage:
     @property
     def position(self):
         """tuple: the run id, and the updates of the run that led to the present weights."""
-        return self.run_id, int(self.iterations)
+        return self.run_id, int(self.iterations.numpy())
 
     @property
     def released(self):
         """int, updates that this object has made in this process, whatever was restored."""
-        return int(self._released.value)
+        return int(self._released.value.numpy())
 
     def _count_release(self):
         self._released.value.assign_add(1)

@@ -4,6 +4,7 @@ import inspect
 
 import keras
 
+from keras_dp import _keras
 from keras_dp.optimizers.base import DPOptimizer
 
 _made = {}
@@ -48,7 +49,7 @@ def make_private(optimizer_class, name=None):
         )
     private = type(
         name,
-        (DPOptimizer, optimizer_class),
+        (DPOptimizer, optimizer_class, _keras.UpdatesOneDevice),
         {
             "__doc__": _DOC.format(base=optimizer_class.__name__),
             "__module__": "keras_dp.optimizers",

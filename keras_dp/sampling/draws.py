@@ -23,13 +23,15 @@ def poisson_indices(generator, num_units, probability):
 
     Args:
       generator: `numpy.random.Generator`.
-      num_units: int >= 1.
+      num_units: int >= 0.
       probability: float in (0, 1].
 
     Returns:
       int64 array `[size]` of distinct indices below `num_units`, rising;
       `size` follows Binomial(num_units, probability) and may be 0.
     """
+    if num_units == 0:
+        return np.zeros(0, np.int64)
     mean = num_units * probability
     block = math.ceil(mean + 6 * math.sqrt(mean * (1 - probability)) + 8)
     indices = np.cumsum(generator.geometric(probability, block)) - 1
@@ -100,6 +102,15 @@ class Draws:
         self._first_number = int.from_bytes(os.urandom(7), "little")
         self.process = Process.current
         self.count = 0
+
+    def of_worker(self, number):
+        """Draws of one of several workers, independent of the others' even with one seed."""
+        draws = Draws()
+        secrets = tuple(secret.to_bytes(16, "little") for secret in self._secrets)
+        worker = number.to_bytes(8, "little")
+        draws._secrets = tuple(_derived(secret + worker, b"worker") for secret in secrets)
+        draws.count = self.count
+        return draws
 
     def next(self, index):
         """The next `Draw` for this index."""

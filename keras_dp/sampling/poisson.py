@@ -9,6 +9,7 @@ A batch passes through these parts, a module each:
 - `PoissonSampler` hands the batches to Keras, whole or in pieces.
 """
 
+import contextlib
 import itertools
 import math
 import numbers
@@ -17,8 +18,8 @@ import warnings
 from collections.abc import Mapping
 
 import keras
-import numpy as np
 import tensorflow as tf
+from keras import tree
 from scipy.stats import binom
 
 from keras_dp.errors import PrivacyError
@@ -34,6 +35,7 @@ from keras_dp.sampling.draws import (
 )
 from keras_dp.sampling.examples import DataSet, Examples, MappedExamples, names
 from keras_dp.sampling.in_order import InOrder, refuse_workers
+from keras_dp.sampling.shares import Share
 from keras_dp.sampling.users import Users
 
 
@@ -168,9 +170,8 @@ class PoissonSampler(keras.utils.PyDataset):
         if steps_per_epoch is None:
             steps_per_epoch = -(-self.num_units // self._batch_size)
         self._steps_per_epoch = checked_int(steps_per_epoch, "steps_per_epoch", 1)
-        if capacity is None:
-            capacity = default_capacity(self.num_units, self.sampling_probability)
-        self._capacity = checked_int(capacity, "capacity", 1)
+        self._capacity = None if capacity is None else checked_int(capacity, "capacity", 1)
+        self._share = Share()
         self._physical = None
         if physical_batch_size is not None:
             self._physical = checked_int(physical_batch_size, "physical_batch_size", 1)
@@ -222,18 +223,26 @@ class PoissonSampler(keras.utils.PyDataset):
 
     @property
     def capacity(self):
-        """Units that a padded draw holds; one that exceeds it is padded to a multiple of it."""
-        return self._capacity
+        """Units that a padded draw holds; one that exceeds it is padded to a multiple of it.
+
+        In a `fit` of several workers, what this worker's part of a draw holds.
+        """
+        most = self._share.largest(self.num_units)
+        if self._capacity is None:
+            return self._share.room(default_capacity(most, self.sampling_probability))
+        return self._share.room(self._share.largest(self._capacity))
 
     @property
     def physical_batch_size(self):
-        """Units in a piece of a draw; None if draws are delivered whole."""
-        return self._physical
+        """Units in a piece of a draw, of one worker; None if draws are delivered whole."""
+        if self._physical is None:
+            return None
+        return self._share.room(self._share.largest(self._physical))
 
     @property
     def pieces_per_draw(self):
         """Batches in which one draw is delivered."""
-        return 1 if self._physical is None else -(-self._capacity // self._physical)
+        return 1 if self._physical is None else -(-self.capacity // self.physical_batch_size)
 
     @property
     def steps_per_epoch(self):
@@ -294,31 +303,69 @@ class PoissonSampler(keras.utils.PyDataset):
           PrivacyError: while iterating, when a draw exceeds `capacity` all the same: it does not
             fit the static shape, and to cut it would change the sampling that is accounted for.
         """
-        size = self._physical or self._capacity
+        size = self.physical_batch_size or self.capacity
         room = size * self.pieces_per_draw
-        excess = binom.sf(room, self.num_units, self.sampling_probability)
+        drawn_from = self._share.largest(self.num_units)
+        excess = binom.sf(room, drawn_from, self.sampling_probability)
         if excess > OVERFLOW_PROBABILITY:
-            needed = default_capacity(self.num_units, self.sampling_probability)
+            needed = default_capacity(drawn_from, self.sampling_probability)
             raise ValueError(
                 f"capacity={self.capacity} is too small for a static batch: a draw exceeds it "
                 f"with probability {excess:.1e}, allowed is {OVERFLOW_PROBABILITY:.0e}. Pass "
                 f"capacity={needed} or more to PoissonSampler, or leave it out."
             )
 
-        def batches():
-            epochs = itertools.count() if endless else range(1)
-            for _ in epochs:
-                for index in range(self._steps_per_epoch):
-                    yield from self._delivered(index, room)
+        return self._dataset(size, room, endless)
 
-        x, y, weight = self._batches.tensor_spec(size * self._rows_per_unit)
+    def _dataset(self, size, room, endless=False, split=1):
+        """The batches as a dataset, each in `split` equal parts.
+
+        Args:
+          size: int, units of an element; None where it may vary.
+          room: int, units that a draw must not exceed, or None.
+        """
+
+        def batches():
+            for _ in itertools.count() if endless else range(1):
+                for index in range(self._steps_per_epoch):
+                    for batch in self._delivered(index, room):
+                        yield from _parts(batch, split)
+
+        rows = None if size is None else size * self._rows_per_unit
+        x, y, weight = self._batches.tensor_spec(rows)
         if self._physical is not None:
-            number, flag = tf.TensorSpec((1,), tf.int64), tf.TensorSpec((1,), tf.bool)
+            number, flag = tf.TensorSpec((rows,), tf.int64), tf.TensorSpec((rows,), tf.bool)
             x = Piece(x, draw=number, last=flag, position=number)
         dataset = tf.data.Dataset.from_generator(batches, output_signature=(x, y, weight))
-        length = tf.data.INFINITE_CARDINALITY if endless else len(self)
+        length = tf.data.INFINITE_CARDINALITY if endless else len(self) * split
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(length))
         return dataset.prefetch(tf.data.AUTOTUNE)
+
+    def as_worker_dataset(self):
+        """The batches of this worker as a `tf.data.Dataset` of what each replica gets, in turn.
+
+        What `fit` trains on under `MultiWorkerMirroredStrategy`; see `delivered_to`. Batch sizes
+        may vary, so draws of any size fit.
+        """
+        return self._dataset(None, None, split=self._share.replicas)
+
+    @contextlib.contextmanager
+    def delivered_to(self, share):
+        """While open, batches are those of one worker, laid out for its replicas.
+
+        `fit` does so under a `tf.distribute` strategy.
+
+        Args:
+          share: `keras_dp.sampling.shares.Share`.
+        """
+        before, draws = self._share, self._own_draws()
+        self._share = share
+        if share.workers > 1:
+            self._draws = draws.of_worker(share.worker)
+        try:
+            yield
+        finally:
+            self._share = before
 
     def __repr__(self):
         users = pieces = ""
@@ -379,7 +426,8 @@ class PoissonSampler(keras.utils.PyDataset):
     def _draw(self, index):
         """A draw and the indices of its examples: `[units, rows of a unit]`, -1 for padding."""
         draw = self._own_draws().next(index)
-        units = poisson_indices(draw.generator, self.num_units, self.sampling_probability)
+        number, probability = self._share.size(self.num_units), self.sampling_probability
+        units = self._share.units(poisson_indices(draw.generator, number, probability))
         if self._users is None:
             return draw, units[:, None]
         return draw, self._users.choose(units, self._examples_per_user, draw.generator)
@@ -387,13 +435,15 @@ class PoissonSampler(keras.utils.PyDataset):
     def _padded(self, units):
         """Units of the batch, or of the pieces, that hold so many."""
         if self._physical is None:
-            return self._capacity * max(1, -(-units // self._capacity))
-        return self._physical * max(self.pieces_per_draw, -(-units // self._physical))
+            return self.capacity * max(1, -(-units // self.capacity))
+        size = self.physical_batch_size
+        return size * max(self.pieces_per_draw, -(-units // size))
 
     def _gather(self, draw, units, size, first=0):
         """The batch of these units, padded to `size`; the first of them is the draw's `first`."""
         rows = self._rows_per_unit
-        return self._batches.gather(units.reshape(-1), size * rows, draw, first * rows)
+        indices = self._share.spread(units, size).reshape(-1)
+        return self._batches.gather(indices, size * rows, draw, first * rows)
 
     def _delivered(self, index, room=None):
         """The batches of one draw: itself, or its pieces.
@@ -414,18 +464,26 @@ class PoissonSampler(keras.utils.PyDataset):
             return
         for position in range(self.pieces_per_draw):
             last = position == self.pieces_per_draw - 1
-            begin = position * self._physical
-            end = size if last else begin + self._physical
+            begin = position * self.physical_batch_size
+            end = size if last else begin + self.physical_batch_size
             x, y, weight = self._gather(draw, units[begin:end], end - begin, begin)
-            yield Piece(x, _number(draw.number), np.array([last]), _number(position)), y, weight
+            rows = (end - begin) * self._rows_per_unit
+            yield Piece.of(x, rows, draw.number, last, position), y, weight
 
     def _endless_pieces(self):
         for index in itertools.cycle(range(self._steps_per_epoch)):
             yield from self._delivered(index)
 
 
-def _number(value):
-    return np.array([value], np.int64)
+def _parts(batch, number):
+    """A batch in equal parts along its rows."""
+    if number == 1:
+        return [batch]
+    rows = len(tree.flatten(batch)[-1]) // number
+    return [
+        tree.map_structure(lambda array, k=k: array[k * rows : (k + 1) * rows], batch)
+        for k in range(number)
+    ]
 
 
 def _check_keywords(kwargs):
