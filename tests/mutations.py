@@ -617,6 +617,48 @@ MUTATIONS = [
         "if False and",
         "tests/sampling/test_fixed.py::test_a_wrong_number_of_examples_is_told",
     ),
+    Mutation(
+        "halve the noise of every update",
+        "keras_dp/optimizers/base.py",
+        "return self.noise_multiplier * self.sensitivity / self.batch_size",
+        "return self.noise_multiplier * self.sensitivity / self.batch_size / 2",
+        "tests/auditing/test_audits.py::test_many_runs_stay_under_the_claim_and_come_close",
+    ),
+    Mutation(
+        "do not clip, seen by an audit",
+        "keras_dp/clipping/clip.py",
+        "return l2_norm_clip / tf.maximum(norms, l2_norm_clip)",
+        "return tf.ones_like(norms)",
+        "tests/auditing/test_audits.py::test_one_run_stays_under_the_claim_and_sees_something",
+    ),
+    Mutation(
+        "draw the same examples in every batch, seen by an audit",
+        "keras_dp/sampling/draws.py",
+        "return indices[: np.searchsorted(indices, num_units)]",
+        "return np.arange(num_units - round(num_units * probability), num_units)",
+        "tests/auditing/test_audits.py::test_sampled_runs_stay_under_the_claim",
+    ),
+    Mutation(
+        "forget delta in an audit",
+        "keras_dp/auditing/guesses.py",
+        "return min(exceeded + 2 * num_canaries * delta * float(steepest), 1.0)",
+        "return min(exceeded, 1.0)",
+        "tests/auditing/test_guesses.py::test_p_value_is_the_theorem",
+    ),
+    Mutation(
+        "take the best of several bounds for one",
+        "keras_dp/auditing/guesses.py",
+        "level = (1 - checked_confidence(confidence)) / len(tries)",
+        "level = 1 - checked_confidence(confidence)",
+        "tests/auditing/test_guesses.py::test_choosing_the_best_of_several_numbers_keeps_the_confidence",
+    ),
+    Mutation(
+        "begin a training where the last one ended",
+        "keras_dp/auditing/runs.py",
+        "self._start.restore()\n            self._canaries.begin()",
+        "self._canaries.begin()",
+        "tests/auditing/test_audits.py::test_trainings_begin_from_the_same_weights",
+    ),
 ]
 
 
