@@ -7,8 +7,8 @@ A step is four things, one after the other (nothing is assumed to overlap):
     compute     rows a replica x max(operations / (reached share x peak), bytes / bandwidth)
     all-reduce  2 (n - 1) / n x 4 bytes x weights / bandwidth of all links, and the hops of a ring
                 along each axis
-    noise       operations of one normal x weights / peak of the vector unit
-    update      bytes that every step moves whatever the batch / bandwidth
+    noise       weights x max(operations of a normal / peak of the vector unit, bytes / bandwidth)
+    update      other bytes that a step moves whatever the batch / bandwidth
 
 The first shrinks with replicas, the others do not: each replica draws all of the noise and updates
 all of the weights, so that nothing but the gradients is sent.
@@ -65,9 +65,9 @@ class Work:
     Attributes:
       parameters: trained weights.
       row_flops, row_bytes: for each row of its batch.
-      step_bytes: moved once a step whatever the batch: noise, update, weights.
-      normal_ops: operations of the vector unit for one normal.
-      row_memory, step_memory: bytes that it needs for a row, and whatever the batch.
+      step_bytes: moved once a step whatever the batch, but for noise.
+      normal_ops, normal_bytes: for the normal that each weight gets.
+      row_memory, step_memory: bytes that it needs for a row, and whatever the batch; no noise.
     """
 
     parameters: int
@@ -75,6 +75,7 @@ class Work:
     row_bytes: float
     step_bytes: float
     normal_ops: float = 0.0
+    normal_bytes: float = 0.0
     row_memory: float = 0.0
     step_memory: float = 0.0
 
@@ -83,12 +84,12 @@ class Work:
         return max(int((chip.memory - self.step_memory) // self.row_memory), 0)
 
 
-def work(small, large, normal_ops=0.0):
+def work(small, large, normal=(0.0, 0.0)):
     """The work of a step, from two programs that differ in their rows.
 
     Args:
-      small, large: (rows, record of ``benchmarks.tpu.compile``) of the same model.
-      normal_ops: operations of one normal that the step draws for each weight.
+      small, large: (rows, record of ``benchmarks.tpu.compile``) of the same model, no noise.
+      normal: operations, and bytes moved, of the normal that each weight gets.
 
     Returns:
       :class:`Work`. What is linear in the rows belongs to a row, what remains to the step.
@@ -106,7 +107,8 @@ def work(small, large, normal_ops=0.0):
         row_flops=of_row(lambda record: record["flops"]),
         row_bytes=of_row(moved),
         step_bytes=moved(second) - many * of_row(moved),
-        normal_ops=normal_ops,
+        normal_ops=normal[0],
+        normal_bytes=normal[1],
         row_memory=of_row(report.memory),
         step_memory=report.memory(second) - many * of_row(report.memory),
     )
@@ -167,10 +169,11 @@ def step(work, chip, *, replicas, batch_size, reached=0.4):
     row = max(work.row_flops / (reached * chip.flops), work.row_bytes / chip.bandwidth)
     sent = 2 * (replicas - 1) / replicas * 4 * work.parameters
     hops = 2 * chip.axes * (replicas ** (1 / chip.axes) - 1)
+    normal = max(work.normal_ops / chip.vector_ops, work.normal_bytes / chip.bandwidth)
     return Step(
         compute=rows * row,
         all_reduce=sent / chip.link_bandwidth + hops * chip.hop_s,
-        noise=work.normal_ops * work.parameters / chip.vector_ops,
+        noise=work.parameters * normal,
         update=work.step_bytes / chip.bandwidth,
     )
 
@@ -199,10 +202,15 @@ def measured(found, model, private=True):
     plan = [case for case in plan if case.private == private]
     if any("flops" not in (found.get(case) or {}) for case in (loud, quiet, *plan)):
         return None
-    with_noise, without = found.get(loud), found.get(quiet)
-    normal_ops = (with_noise["flops"] - without["flops"]) / with_noise["parameters"]
     pairs = [(case.batch_size, found.get(case)) for case in plan]
-    return work(*pairs, normal_ops if private else 0.0)
+    if not private:
+        return work(*pairs)
+    with_noise, without = found.get(loud), found.get(quiet)
+    normal = [
+        (with_noise[key] - without[key]) / with_noise["parameters"]
+        for key in ("flops", "bytes_accessed")
+    ]
+    return work(*pairs, normal)
 
 
 def models_of(found):
@@ -283,7 +291,7 @@ FIGURES = (
     "GFLOP a row",
     "MB a row",
     "MB a step",
-    "operations a normal",
+    "operations, bytes a normal",
     "memory a row",
     "rows that fit",
 )
@@ -298,7 +306,7 @@ def _figures(model, private, plain):
             f"{work.row_flops / 1e9:.1f}",
             f"{work.row_bytes / 1e6:,.0f}",
             f"{work.step_bytes / 1e6:,.0f}",
-            f"{work.normal_ops:.0f}" if work.normal_ops else "",
+            f"{work.normal_ops:.0f}, {work.normal_bytes:.0f}" if work.normal_ops else "",
             f"{work.row_memory / 1e6:.0f} MB",
             str(work.rows_that_fit(V5E)),
         ]

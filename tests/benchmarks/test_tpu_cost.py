@@ -10,7 +10,9 @@ from benchmarks import chart
 from benchmarks.tpu import cases, cost
 
 CHIP = cost.Chip(flops=100.0, vector_ops=10.0, bandwidth=20.0, memory=1.0, link_bandwidth=8.0)
-WORK = cost.Work(parameters=5, row_flops=60.0, row_bytes=10.0, step_bytes=40.0, normal_ops=4.0)
+WORK = cost.Work(
+    parameters=5, row_flops=60.0, row_bytes=10.0, step_bytes=40.0, normal_ops=4.0, normal_bytes=2.0
+)
 
 
 def test_parts_by_hand():
@@ -27,6 +29,11 @@ def test_parts_by_hand():
 def test_memory_can_be_what_bounds():
     slow = dataclasses.replace(WORK, row_bytes=100.0)
     assert cost.step(slow, CHIP, replicas=1, batch_size=2, reached=0.5).compute == 10.0
+
+
+def test_noise_can_be_bound_by_memory_too():
+    moved = dataclasses.replace(WORK, normal_bytes=16.0)
+    assert cost.step(moved, CHIP, replicas=1, batch_size=1).noise == pytest.approx(5 * 16 / 20)
 
 
 def test_one_replica_sends_nothing():
@@ -67,7 +74,7 @@ def record(rows, noise=0.0, weight=1.0):
     return {
         "parameters": 10,
         "flops": weight * (7.0 * rows + 30) + noise,
-        "bytes_accessed": weight * (3.0 * rows + 50),
+        "bytes_accessed": weight * (3.0 * rows + 50) + noise / 7,
         "arguments_bytes": rows,
         "temporary_bytes": rows,
         "code_bytes": 5,
@@ -75,8 +82,8 @@ def record(rows, noise=0.0, weight=1.0):
 
 
 def test_work_is_split_into_rows_and_step():
-    found = cost.work((2, record(2)), (6, record(6)), 4.0)
-    assert found == cost.Work(10, 7.0, 3.0, 50.0, 4.0, row_memory=2.0, step_memory=5.0)
+    found = cost.work((2, record(2)), (6, record(6)), (4.0, 1.0))
+    assert found == cost.Work(10, 7.0, 3.0, 50.0, 4.0, 1.0, row_memory=2.0, step_memory=5.0)
     chip = dataclasses.replace(CHIP, memory=10.0)
     assert found.rows_that_fit(chip) == 2
     assert found.rows_that_fit(dataclasses.replace(CHIP, memory=4.0)) == 0
@@ -117,7 +124,8 @@ def test_the_table_of_a_run(tmp_path):
     private = cost.measured(results, "resnet50")
     plain = cost.measured(results, "resnet50", private=False)
     assert private.row_flops == 2 * plain.row_flops
-    assert (private.normal_ops, plain.normal_ops) == (70.0, 0.0)  # of 10 weights
+    assert (private.normal_ops, private.normal_bytes) == (70.0, pytest.approx(10.0))  # 10 weights
+    assert (plain.normal_ops, plain.normal_bytes) == (0.0, 0.0)
     assert cost.measured(results, "vit_l_1") is None
     assert cost.models_of(results) == {"resnet50": (private, plain)}
     lines = cost.rows("resnet50", private, plain)
