@@ -6,13 +6,15 @@ import numbers
 
 import tensorflow as tf
 
-from keras_dp import _keras, noise
+from keras_dp import _keras
 from keras_dp.clipping.clipped import ClippedGradients
 from keras_dp.clipping.settings import PrivacySettings, require
 from keras_dp.errors import PrivacyError, UnclippedGradientsError
+from keras_dp.noise import GaussianNoise
 from keras_dp.optimizers import replicas
 from keras_dp.optimizers.accumulation import Accumulator
 from keras_dp.optimizers.lineage import Lineage
+from keras_dp.secure_noise import SecureNoise
 
 
 class DPOptimizer(Lineage):
@@ -48,6 +50,7 @@ class DPOptimizer(Lineage):
         gradient_accumulation_steps=None,
         augmentations=None,
         examples_per_user=None,
+        noise_source="fast",
         seed=None,
         **kwargs,
     ):
@@ -61,6 +64,7 @@ class DPOptimizer(Lineage):
             gradient_accumulation_steps=gradient_accumulation_steps,
             augmentations=augmentations,
             examples_per_user=examples_per_user,
+            noise_source=noise_source,
         )
         require(
             seed is None or (isinstance(seed, numbers.Integral) and not isinstance(seed, bool)),
@@ -76,7 +80,7 @@ class DPOptimizer(Lineage):
         super().__init__(*args, **kwargs)
         self._privacy = settings
         self._calls_into_keras = 0
-        self._noise = noise.GaussianNoise(seed)
+        self._noise = _NOISE_SOURCES[settings.noise_source](seed)
         self._begin_run()
         self._accumulator = Accumulator()
         _keras.make_shared_seed_generator()  # here, so that no train step has to make it
@@ -142,6 +146,11 @@ class DPOptimizer(Lineage):
     def examples_per_user(self):
         """Rows of each user, whose mean gradient is clipped once; None: a row is a unit."""
         return self._privacy.examples_per_user
+
+    @property
+    def noise_source(self):
+        """Where the noise's random bits come from: "fast" or "secure"."""
+        return self._privacy.noise_source
 
     @property
     def iterations(self):
@@ -266,8 +275,7 @@ class DPOptimizer(Lineage):
         if self.noise_multiplier > 0:
             # Not before the sums are there: the noise of a large model takes room.
             with tf.control_dependencies([tf.group(*private)]):
-                noise = self._noise.draw([tuple(s.shape) for s in private], self.noise_stddev)
-            private = [p + z for p, z in zip(private, noise)]
+                private = self._noise.add(private, self.noise_stddev)
         regularizers = regularizer_gradients(variables)
         return [p if r is None else p + r for p, r in zip(private, regularizers)]
 
@@ -310,6 +318,8 @@ def regularizer_gradients(variables):
         found.append(tf.cast(tape.gradient(penalty, value), tf.float32))
     return found
 
+
+_NOISE_SOURCES = {"fast": GaussianNoise, "secure": SecureNoise}
 
 _KERAS_CLIP = (
     "Keras's own clipping works on the mean gradient, not per example, and gives no privacy. "
