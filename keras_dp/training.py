@@ -35,16 +35,18 @@ def private_train_step(model, optimizer, data):
     """
     _refuse_secure_noise_under_xla(model, optimizer)
     x, y, sample_weight = _unpack(data)
-    if not model.jit_compile:
+    tpu = compilation.is_for_tpu()
+    xla = model.jit_compile or tpu
+    if not xla:
         x, y, sample_weight = _without_last_padding(
             x, y, sample_weight, optimizer.examples_per_user or 1
         )
-    logs, by_itself = {}, model.jit_compile and trainer.is_distributed(model)
+    logs, by_itself = {}, xla and not tpu and trainer.is_distributed(model)
 
     def observe(result, batch):
         logs.update(_update_metrics(model, result, batch))
 
-    with compilation.outside_xla(not model.jit_compile):
+    with compilation.outside_xla(not xla):
         clipped = gradients.accumulate(
             model,
             x,
