@@ -659,6 +659,20 @@ MUTATIONS = [
         "self._canaries.begin()",
         "tests/auditing/test_audits.py::test_trainings_begin_from_the_same_weights",
     ),
+    Mutation(
+        "forget what a killed run of the ImageNet recipe has spent",
+        "train_scripts/imagenet.py",
+        'where = values.ledger or folder / "privacy_ledger.json"',
+        'where = values.ledger or folder / f"ledger{os.getpid()}.json"',
+        "tests/train_scripts/test_imagenet.py::test_killed_within_an_epoch_and_resumed",
+    ),
+    Mutation(
+        "seed the noise of the classifier",
+        "train_scripts/train_classifier.py",
+        "augmentations=values.augmentations,\n        **arguments,",
+        "augmentations=values.augmentations,\n        seed=0,\n        **arguments,",
+        "tests/train_scripts/test_train_classifier.py::test_private_and_not_beside_each_other",
+    ),
 ]
 
 
