@@ -41,9 +41,9 @@ def define_flags():
         (flags.DEFINE_string, "model", None, "A .keras file with a DP optimizer."),
         (flags.DEFINE_float, "learning_rate", 0.1, "Of DPSGD, without --model."),
         (flags.DEFINE_float, "l2_norm_clip", 1.0, "Without --model."),
-        (flags.DEFINE_float, "noise_multiplier", 1.0, "Without --model."),
-        (flags.DEFINE_integer, "batch_size", 256, "Expected in an update, without --model."),
-        (flags.DEFINE_integer, "steps", 20, "Updates of a training."),
+        (flags.DEFINE_float, "noise_multiplier", 1.5, "Without --model."),
+        (flags.DEFINE_integer, "batch_size", 1400, "Expected in an update, without --model."),
+        (flags.DEFINE_integer, "steps", 10, "Updates of a training."),
         (flags.DEFINE_integer, "canaries", 1000, "Of the one run."),
         (flags.DEFINE_integer, "runs", 200, "Trainings with the canary, and as many without."),
         (flags.DEFINE_float, "delta", 1e-5, "Of the claim and of the bound."),
@@ -131,13 +131,15 @@ def bounds(found):
     }
 
 
+def _is_bound(found):
+    """Whether ``gaussian_epsilon`` is a bound and no estimate."""
+    return isinstance(found, auditing.ManyRunsAudit) and found.is_gaussian
+
+
 def draw(found, path):
     """Draws the bounds against their confidence, and the claim."""
-    is_bound = getattr(found, "is_gaussian", False)
-    words = {
-        "epsilon": "lower bound",
-        "gaussian_epsilon": f"{'lower bound' if is_bound else 'estimate'} for Gaussian mechanisms",
-    }
+    kind = "lower bound" if _is_bound(found) else "estimate"
+    words = {"epsilon": "lower bound", "gaussian_epsilon": f"{kind} for Gaussian noise"}
     with plots.figure(path, figsize=(7, 4.2)) as axes:
         places = range(len(CONFIDENCES))
         for name, values in bounds(found).items():
@@ -174,7 +176,8 @@ def main(argv):
         print(json.dumps(report, indent=2))
     else:
         print(found)
-        print(f"Estimate for Gaussian mechanisms: {found.gaussian_epsilon():.3g}.")
+        if not _is_bound(found):
+            print(f"Estimate, no bound, for Gaussian noise: {found.gaussian_epsilon():.3g}.")
     if values.png:
         try:
             draw(found, values.png)

@@ -42,11 +42,11 @@ def define_flags():
         (flags.DEFINE_integer, "models", 16, "Networks of each kind."),
         (flags.DEFINE_float, "target_epsilon", 3.0, "Of a private training."),
         (flags.DEFINE_float, "delta", 1e-4, "Of a private training."),
-        (flags.DEFINE_integer, "private_epochs", 40, "Of Poisson batches."),
+        (flags.DEFINE_integer, "private_epochs", 20, "Of Poisson batches."),
         (flags.DEFINE_integer, "batch_size", 200, "Expected in a private update."),
         (flags.DEFINE_float, "l2_norm_clip", 1.0, "Of a private training."),
         (flags.DEFINE_float, "private_learning_rate", 0.01, "Of DPAdam."),
-        (flags.DEFINE_integer, "epochs", 60, "Without privacy, in batches of 64."),
+        (flags.DEFINE_integer, "epochs", 30, "Without privacy, in batches of 64."),
         (flags.DEFINE_float, "learning_rate", 0.003, "Of Adam, without privacy."),
         (flags.DEFINE_string, "png", None, "File to draw to."),
         (flags.DEFINE_bool, "json", False, "Prints JSON."),
@@ -96,8 +96,11 @@ class Trainer:
             variable.assign(value)
         values = self._values
         if self._private:
-            sampler = keras_dp.PoissonSampler(x, y, batch_size=values.batch_size)
-            self._model.fit(sampler, epochs=values.private_epochs, verbose=0)
+            updates = values.private_epochs * keras_dp.steps_per_epoch(len(x), values.batch_size)
+            sampler = keras_dp.PoissonSampler(
+                x, y, batch_size=values.batch_size, steps_per_epoch=updates
+            )
+            self._model.fit(sampler, verbose=0)
         else:
             self._model.fit(x, y, batch_size=64, epochs=values.epochs, verbose=0)
         return self._model

@@ -10,7 +10,7 @@ from keras_dp.accounting import Phase
 from keras_dp.accounting.checks import checked_int
 from keras_dp.auditing import guesses
 from keras_dp.auditing.runs import Trainings
-from keras_dp.auditing.trade_off import Errors, epsilon_of_mu
+from keras_dp.auditing.trade_off import LEAST_RUNS, Errors, epsilon_of_mu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +63,11 @@ class OneRunAudit:
           confidence: float in (0, 1).
 
         Returns:
-          float >= 0.
+          float >= 0; 0 where fewer than 8 canaries are in, or out.
         """
+        number = int(np.sum(self.included))
+        if min(number, len(self.included) - number) < LEAST_RUNS:
+            return 0.0
         errors = Errors(self.scores[self.included], self.scores[~self.included])
         return epsilon_of_mu(errors.mu(confidence), self.delta)
 
@@ -232,7 +235,7 @@ def audit_many_runs(
     Raises:
       ValueError: not such arguments, or a model that cannot be audited so.
     """
-    runs = checked_int("runs", runs, 8, "Some hundred tell something.")
+    runs = checked_int("runs", runs, LEAST_RUNS, "Some hundred tell something.")
     trainings = Trainings(
         model,
         x,

@@ -22,6 +22,7 @@ from keras_dp.auditing.guesses import checked_confidence
 
 # The part of the runs that the threshold is chosen by; the bound is from the others.
 _CHOOSING = 0.25
+LEAST_RUNS = 8
 
 
 def epsilon_of_rates(false_positive_rate, false_negative_rate, delta):
@@ -187,7 +188,9 @@ def _checked_scores(name, scores):
     scores = np.nan_to_num(np.asarray(scores, np.float64), nan=0.0)
     if scores.ndim != 1:
         raise ValueError(f"{name} must have the shape [runs]; received {scores.shape}.")
-    checked_int(f"len({name})", len(scores), 8, "Some hundred runs of each kind tell something.")
+    checked_int(
+        f"len({name})", len(scores), LEAST_RUNS, "Some hundred runs of each kind tell something."
+    )
     return scores
 
 

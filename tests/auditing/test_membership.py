@@ -104,9 +104,10 @@ def test_lira_of_one_model_is_the_likelihood_ratio():
     np.testing.assert_allclose(auditing.lira_scores(mine, others, inside), expected)
 
 
-def test_models_that_leak_nothing():
+@pytest.mark.parametrize("offline", [False, True])
+def test_models_that_leak_nothing(offline):
     confidences, members = shadows(20, shift=0.0)
-    scores = auditing.cross_lira_scores(confidences, members)
+    scores = auditing.cross_lira_scores(confidences, members, offline)
     assert abs(auditing.attack_report("lira", scores, members).auc - 0.5) < 0.03
 
 
