@@ -673,6 +673,27 @@ MUTATIONS = [
         "augmentations=values.augmentations,\n        seed=0,\n        **arguments,",
         "tests/train_scripts/test_train_classifier.py::test_private_and_not_beside_each_other",
     ),
+    Mutation(
+        "let every replica of a TPU update by its own sum",
+        "keras_dp/optimizers/replicas.py",
+        "totals = context.all_reduce(tf.distribute.ReduceOp.SUM, sums)",
+        "totals = sums",
+        "tests/benchmarks/test_tpu_strategy.py::test_only_the_gradients_are_sent",
+    ),
+    Mutation(
+        "let replicas of a TPU agree on every variable again",
+        "keras_dp/optimizers/replicas.py",
+        "context.merge_call(on_every_device, args=(totals, *extra))",
+        "update(totals, *extra)",
+        "tests/benchmarks/test_tpu_strategy.py::test_only_the_gradients_are_sent",
+    ),
+    Mutation(
+        "give a TPU the real rows of a batch only, in a shape of their own",
+        "keras_dp/clipping/compilation.py",
+        "return isinstance(tf.distribute.get_strategy(), kinds)",
+        "return False",
+        "tests/benchmarks/test_tpu_strategy.py::test_only_the_gradients_are_sent",
+    ),
 ]
 
 
