@@ -22,6 +22,8 @@ these names changes. Why each is needed:
 ``unscale_loss_for_distribution``  multiplies it; an example's loss has nothing of either.
 ``_maybe_symbolic_build``, ``make_*_function``, ``reduce_per_replica``  what plain Keras cannot do
                               under some strategies; see ``keras_dp.distribution.trainer``.
+``Model._initial_epoch``      where ``fit`` goes on after ``BackupAndRestore``: of several workers
+                              only the chief may have what was backed up.
 """
 
 import contextlib
@@ -75,6 +77,16 @@ def compiled_optimizer(model):
 def own_strategy(model):
     """The strategy of ``tf.distribute`` in whose scope ``model`` was made, or None."""
     return model._distribute_strategy
+
+
+def restored_epoch(model):
+    """The epoch at which ``BackupAndRestore`` has the next ``fit`` go on, or None."""
+    return model._initial_epoch
+
+
+def set_restored_epoch(model, epoch):
+    """Has ``fit`` go on at ``epoch``, as ``BackupAndRestore`` does; None leaves it to ``fit``."""
+    model._initial_epoch = epoch
 
 
 def all_layers(model):

@@ -694,6 +694,57 @@ MUTATIONS = [
         "return False",
         "tests/benchmarks/test_tpu_strategy.py::test_only_the_gradients_are_sent",
     ),
+    Mutation(
+        "let workers with one seed make the same draws",
+        "keras_dp/sampling/draws.py",
+        '_derived(secret + worker, b"worker")',
+        '_derived(secret, b"worker")',
+        "tests/distribution/test_multi_worker.py::test_the_union_of_the_draws_is_poisson",
+    ),
+    Mutation(
+        "let each worker draw from all examples",
+        "keras_dp/sampling/shares.py",
+        "return indices * self.workers + self.worker",
+        "return indices",
+        "tests/distribution/test_multi_worker.py::"
+        "test_without_noise_it_is_one_process_on_the_union_of_the_draws",
+    ),
+    Mutation(
+        "take data that TensorFlow shards",
+        "keras_dp/distribution/data.py",
+        "return isinstance(x, type(empty))",
+        "return isinstance(x, (type(empty), tf.data.Dataset, tf.distribute.DistributedDataset))",
+        "tests/distribution/test_multi_worker.py::test_refused_on_all_workers",
+    ),
+    Mutation(
+        "account what each worker draws for itself as one draw",
+        "keras_dp/callbacks/source.py",
+        "            self._check_workers(workers, fit)\n",
+        "            pass\n",
+        "tests/distribution/test_multi_worker.py::test_refused_on_all_workers",
+    ),
+    Mutation(
+        "let every worker count the updates on a ledger of its own",
+        "keras_dp/callbacks/base.py",
+        "if given.path is None or self._is_chief:",
+        "if given.path is None or self._is_chief or True:",
+        "tests/distribution/test_multi_worker.py::"
+        "test_the_chief_alone_writes_the_ledger_and_the_statement",
+    ),
+    Mutation(
+        "go on from other weights on each worker",
+        "keras_dp/distribution/agreement.py",
+        "if not cluster.total(self._strategy, [mine != chiefs])[0]:",
+        "if True:",
+        "tests/distribution/test_multi_worker.py::test_workers_have_the_same_bits_and_numbers",
+    ),
+    Mutation(
+        "train workers that were told different things",
+        "keras_dp/distribution/agreement.py",
+        "            if workers:\n",
+        "            if False:\n",
+        "tests/distribution/test_multi_worker.py::test_refused_on_all_workers",
+    ),
 ]
 
 

@@ -167,6 +167,11 @@ class DPOptimizer(Lineage):
         """Standard deviation of the noise in the gradient that the update uses."""
         return self.noise_multiplier * self.sensitivity / self.batch_size
 
+    @property
+    def noise_fingerprint(self):
+        """str that tells whether two optimizers will draw the same noise, and nothing else."""
+        return self._noise.fingerprint
+
     def build(self, variables):
         """Makes the optimizer's variables, and the sums in which parts of a batch add up."""
         with self._in_keras():

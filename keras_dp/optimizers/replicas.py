@@ -22,6 +22,7 @@ def sum_then_update(sums, update, variables, *extra):
       variables: Keras variables whose copies show which devices there are.
       *extra: nests of tensors, or None, that are the same on all replicas.
     """
+    update = _after_sums(update)
     if not tf.distribute.has_strategy():
         update(sums, *extra)
         return
@@ -38,6 +39,20 @@ def sum_then_update(sums, update, variables, *extra):
         )
 
     context.merge_call(on_every_device, args=(totals, *extra))
+
+
+def _after_sums(update):
+    """``update``, no part of which happens before the sums are there.
+
+    At the end of the data a step may be asked for of which nothing arrives. What does not depend
+    on data, such as the counters of updates and of noise, would go on without it.
+    """
+
+    def after(sums, *extra):
+        with tf.control_dependencies(sums):
+            update(sums, *extra)
+
+    return after
 
 
 def require_made_in_scope(optimizer, variables):
