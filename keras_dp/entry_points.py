@@ -128,6 +128,8 @@ def install():
 
     @functools.wraps(plain_train_on_batch)
     def train_on_batch(self, *args, **kwargs):
+        if private_optimizer(self) is not None:
+            data.require_one_worker(self)
         for callback in _asked(self):
             callback.before_train_on_batch(self)
         return plain_train_on_batch(self, *args, **kwargs)

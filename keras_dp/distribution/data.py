@@ -11,7 +11,9 @@ import contextlib
 import tensorflow as tf
 
 from keras_dp import _keras
+from keras_dp.clipping import rows
 from keras_dp.errors import PrivacyError
+from keras_dp.optimizers import replicas
 from keras_dp.sampling import PoissonSampler
 from keras_dp.sampling.shares import Share
 
@@ -31,6 +33,7 @@ def delivered(model, x):
     if strategy is None:
         yield x
         return
+    replicas.require_supported(strategy)
     several = workers_of(strategy) > 1
     if not isinstance(x, PoissonSampler):
         if several and not isinstance(x, tf.data.Dataset | tf.distribute.DistributedDataset):
@@ -58,6 +61,43 @@ def workers_of(strategy):
         return 1
     cluster = resolver.cluster_spec()
     return sum(len(cluster.job_tasks(job)) for job in ("chief", "worker") if job in cluster.jobs)
+
+
+def shared_out(batch, strategy, rows_per_unit=1):
+    """A batch that was given as a whole, with a share of its rows for each replica.
+
+    Args:
+      batch: nest of arrays ``[rows, ...]`` and None.
+      strategy: a strategy of one process.
+      rows_per_unit: int; so many consecutive rows go to one replica.
+
+    Returns:
+      The nest, of ``tf.distribute.DistributedValues``. Shares differ by one unit at most.
+    """
+    tensors, rebuild = rows.flatten(rows.to_tensors(batch))
+    units = len(tensors[0]) // rows_per_unit
+
+    def share(context):
+        replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
+        begin = rows_per_unit * (units * replica // replicas)
+        end = rows_per_unit * (units * (replica + 1) // replicas)
+        if replica + 1 == replicas:
+            end = len(tensors[0])  # with what is left of a unit, which the step then refuses
+        return [tensor[begin:end] for tensor in tensors]
+
+    return rebuild(strategy.experimental_distribute_values_from_function(share))
+
+
+def require_one_worker(model):
+    """Refuses ``train_on_batch`` on several workers, which may all be given the same examples."""
+    strategy = _keras.own_strategy(model)
+    if strategy is not None and workers_of(strategy) > 1:
+        raise PrivacyError(
+            f"train_on_batch was called on {workers_of(strategy)} workers, and nothing tells "
+            "whether they were given different examples: one given to all would be in the update "
+            "once for each. Call fit on keras_dp.PoissonSampler(x, y, batch_size=...), of which "
+            "each worker takes its share."
+        )
 
 
 def is_chief(strategy):

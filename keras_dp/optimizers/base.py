@@ -73,6 +73,8 @@ class DPOptimizer(Lineage):
                 raise ValueError(
                     f"{type(self).__name__} received {name}={kwargs[name]!r}. {reason}"
                 )
+        if tf.distribute.has_strategy():
+            replicas.require_supported(tf.distribute.get_strategy())
         super().__init__(*args, **kwargs)
         self._privacy = settings
         self._calls_into_keras = 0
@@ -213,11 +215,15 @@ class DPOptimizer(Lineage):
         variables = grads.variables
         if grads.piece is None and not self._waits():
             replicas.sum_then_update(
-                grads.scaled_sums, lambda sums: self._update(sums, variables), variables
+                grads.batch,
+                grads.scaled_sums,
+                lambda sums: self._update(sums, variables),
+                variables,
             )
         else:
             self._require_one_way_to_wait(grads.piece)
             replicas.sum_then_update(
+                grads.batch,
                 grads.scaled_sums,
                 lambda sums, piece: self._update_when_complete(sums, variables, piece),
                 variables,
@@ -264,9 +270,7 @@ class DPOptimizer(Lineage):
         """The private gradient: sum / batch_size, noise, regularizers; float32 tensors."""
         private = scaled_sums
         if self.noise_multiplier > 0:
-            # Not before the sums are there: the noise of a large model takes room.
-            with tf.control_dependencies([tf.group(*private)]):
-                noise = self._noise.draw([tuple(s.shape) for s in private], self.noise_stddev)
+            noise = self._noise.draw([tuple(s.shape) for s in private], self.noise_stddev)
             private = [p + z for p, z in zip(private, noise)]
         regularizers = regularizer_gradients(variables)
         return [p if r is None else p + r for p, r in zip(private, regularizers)]
