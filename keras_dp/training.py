@@ -34,7 +34,7 @@ def private_train_step(model, optimizer, data):
       the private data without noise: what they show is not covered by the guarantee.
     """
     _refuse_secure_noise_under_xla(model, optimizer)
-    x, y, sample_weight = _unpack(data)
+    x, y, sample_weight, given = _unpack(data)
     tpu = compilation.is_for_tpu()
     xla = model.jit_compile or tpu
     if not xla:
@@ -53,6 +53,7 @@ def private_train_step(model, optimizer, data):
             y,
             sample_weight,
             optimizer=optimizer,
+            given=given,
             observe=observe,
             jit_compile=by_itself,
         )
@@ -85,11 +86,12 @@ def _unpack(data):
     x, y, sample_weight = (*data, None, None)[:3]
     # A PyDataset without targets stands an empty tuple in their place.
     y = None if isinstance(y, tuple) and not y else y
-    return rows.to_tensors((x, y, sample_weight))
+    given = rows.flatten((x, y, sample_weight))[0][0]
+    return *rows.to_tensors((x, y, sample_weight)), given
 
 
 def _without_last_padding(x, y, sample_weight, per_user):
-    """The batch up to its last example, or user, and at least one: padding is no work to do.
+    """The batch up to its last example, or user, and one if there is none: padding is no work.
 
     Not for XLA, which would compile every size anew.
     """
@@ -97,7 +99,7 @@ def _without_last_padding(x, y, sample_weight, per_user):
     if real is None:
         return x, y, sample_weight
     number = tf.reduce_max(tf.where(real, tf.range(tf.size(real)) + 1, 0))
-    number = per_user * tf.maximum(-(-number // per_user), 1)
+    number = tf.minimum(per_user * tf.maximum(-(-number // per_user), 1), tf.size(real))
     inputs = x.x if isinstance(x, Piece) else x
     inputs, y, sample_weight = rows.take((inputs, y, sample_weight), 0, number)
     return x._replace(x=inputs) if isinstance(x, Piece) else inputs, y, sample_weight

@@ -77,6 +77,8 @@ class DPOptimizer(Lineage):
                 raise ValueError(
                     f"{type(self).__name__} received {name}={kwargs[name]!r}. {reason}"
                 )
+        if tf.distribute.has_strategy():
+            replicas.require_supported(tf.distribute.get_strategy())
         super().__init__(*args, **kwargs)
         self._privacy = settings
         self._calls_into_keras = 0
@@ -227,11 +229,15 @@ class DPOptimizer(Lineage):
         variables = grads.variables
         if grads.piece is None and not self._waits():
             replicas.sum_then_update(
-                grads.scaled_sums, lambda sums: self._update(sums, variables), variables
+                grads.batch,
+                grads.scaled_sums,
+                lambda sums: self._update(sums, variables),
+                variables,
             )
         else:
             self._require_one_way_to_wait(grads.piece)
             replicas.sum_then_update(
+                grads.batch,
                 grads.scaled_sums,
                 lambda sums, piece: self._update_when_complete(sums, variables, piece),
                 variables,
@@ -278,9 +284,7 @@ class DPOptimizer(Lineage):
         """The private gradient: sum / batch_size, noise, regularizers; float32 tensors."""
         private = scaled_sums
         if self.noise_multiplier > 0:
-            # Not before the sums are there: the noise of a large model takes room.
-            with tf.control_dependencies([tf.group(*private)]):
-                private = self._noise.add(private, self.noise_stddev)
+            private = self._noise.add(private, self.noise_stddev)
         regularizers = regularizer_gradients(variables)
         return [p if r is None else p + r for p, r in zip(private, regularizers)]
 
