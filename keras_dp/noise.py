@@ -61,6 +61,11 @@ class GaussianNoise:
         return [t + z for t, z in zip(tensors, noise)]
 
     @property
+    def variables(self):
+        """list of tf.Variable: the secret, and how much has been drawn."""
+        return [self._secret, self._drawn]
+
+    @property
     def fingerprint(self):
         """str: equal for sources that will draw the same. A hash, which shows no secret."""
         state = self._secret.numpy().tobytes() + self._drawn.numpy().tobytes()

@@ -181,6 +181,11 @@ class DPOptimizer(Lineage):
         if self._waits() and not self._accumulator.built:
             self._accumulator.build(variables)
 
+    def state_variables(self):
+        """Every ``tf.Variable`` of this optimizer, those that no checkpoint sees included."""
+        own = [self._run, self._released.value, *self._noise.variables]
+        return [v.value for v in self.variables] + own + self._accumulator.variables
+
     def begin_logical_batch(self):
         """Drops the parts of a logical batch that was never finished; each ``fit`` begins so.
 
