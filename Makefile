@@ -23,7 +23,7 @@ PYTHON311 ?= $(shell $(PYTHON) -c 'import sys; print(\
 	sys.executable if sys.version_info[:2] == (3, 11) else "python3.11")')
 # What an older TensorFlow, Keras, NumPy or dp-accounting can change; all of tests/ takes too long.
 LOWEST_TESTS ?= tests/conformance/test_lin.py tests/conformance/test_same.py tests/optimizers \
-	tests/accounting tests/test_keras_private.py tests/test_requirements.py \
+	tests/accounting tests/auditing tests/test_keras_private.py tests/test_requirements.py \
 	tests/test_training.py tests/test_validation.py
 
 ifeq ($(filter tensorflow cpu gpu tpu,$(TF)),)

@@ -14,7 +14,6 @@ It writes into --model_dir: checkpoints, model.keras, metrics.jsonl (a line for 
 results.json, and with privacy privacy_ledger.json, which counts every update before it is made.
 """
 
-import contextlib
 import json
 import os
 import pathlib
@@ -31,7 +30,7 @@ from absl import flags
 
 import keras_dp
 import models
-from train_scripts import commands, image_folder, schedules, streams, tfds_data
+from train_scripts import commands, image_folder, schedules, strategies, streams, tfds_data
 from train_scripts.crops import Crop
 from train_scripts.errors import DataNotFoundError
 
@@ -103,26 +102,11 @@ def define_flags():
     add(boolean, "finetune_cut_last_layer", True, "Give that model a new last layer.")
     add(real, "finetune_init_scale", 0.0, "Scale of its first weights; 0 for zeros.", 0)
     add(integer, "num_layers_to_freeze", 0, "Parts (models.parts) from the input on to freeze.", 0)
-    choice("strategy", "default", ("default", "mirrored", "multi_worker", "tpu"), "Devices.")
-    add(integer, "num_replicas", None, "Replicas, where the strategy lets one choose.", 1)
+    strategies.define_flags(values)
     add(integer, "threads", 16, "Threads that read images.", 1)
     add(boolean, "random_crops", True, "Crop and mirror training images at random.")
     add(boolean, "verbose", False, "Show a progress bar.")
     return values
-
-
-def get_strategy(name, num_replicas):
-    """The replicas that train: a context in which the model is made, and their number."""
-    distribution = getattr(keras_dp, "distribution", None)
-    if distribution is None:
-        if name != "default" or num_replicas not in (None, 1):
-            raise ValueError(
-                f"--strategy={name} with --num_replicas={num_replicas}: this version of keras_dp "
-                "trains on one device. Leave both out."
-            )
-        return contextlib.nullcontext(), 1
-    strategy = distribution.get_strategy(name, devices=num_replicas)
-    return strategy.scope(), strategy.num_replicas_in_sync
 
 
 def open_data(values):
@@ -381,19 +365,19 @@ class Reports(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         """Remembers what was evaluated."""
-        self._seen = int(self.model.optimizer.iterations)
+        self._seen = int(self.model.optimizer.iterations.numpy())
         self._begun = time.monotonic()
 
     def on_train_batch_end(self, batch, logs=None):
         """Evaluates at each multiple of ``every`` updates."""
-        made = int(self.model.optimizer.iterations)
+        made = int(self.model.optimizer.iterations.numpy())
         if made // self._every > self._seen // self._every:
             self._report(made, None)
         self._seen = made
 
     def on_epoch_end(self, epoch, logs=None):
         """Evaluates, and tells what the epoch has cost."""
-        self._report(int(self.model.optimizer.iterations), epoch + 1)
+        self._report(int(self.model.optimizer.iterations.numpy()), epoch + 1)
 
     def _report(self, updates, epoch):
         if self.last is None or self.last["update"] != updates:
@@ -471,13 +455,14 @@ def train(values):
       dict, what results.json holds.
     """
     begun = time.monotonic()
+    strategy = strategies.from_flags(values)  # before anything else uses TensorFlow
+    replicas = strategy.num_replicas_in_sync
     data = open_data(values)
-    scope, replicas = get_strategy(values.strategy, values.num_replicas)
     plan = Plan(values, len(data.train), replicas)
     folder = same_run(values)
     keras.utils.set_random_seed(values.rnd_seed)
     batches = make_batches(values, data, plan)
-    with scope:
+    with strategy.scope():
         model = starting_model(values, data.num_classes)
         model.compile(
             make_optimizer(values, plan),
@@ -513,7 +498,7 @@ def train(values):
         "dataset": data.name,
         "model": model.name,
         "trained_weights": int(sum(np.prod(v.shape) for v in model.trainable_variables)),
-        "updates": int(model.optimizer.iterations),
+        "updates": int(model.optimizer.iterations.numpy()),
         "batch_size": plan.batch_size,
         "noise_multiplier": plan.noise_multiplier,
         **Evaluation(model, data, values, replicas)(),
