@@ -60,8 +60,8 @@ MUTATIONS = [
     Mutation(
         "scale the noise for the mean, then divide again",
         "keras_dp/optimizers/base.py",
-        "for s in private], self.noise_stddev)",
-        "for s in private], self.noise_stddev / self.batch_size)",
+        "self._noise.add(private, self.noise_stddev)",
+        "self._noise.add(private, self.noise_stddev / self.batch_size)",
         "tests/conformance/test_noise.py::test_entry_points",
     ),
     Mutation(
@@ -683,7 +683,7 @@ MUTATIONS = [
     Mutation(
         "let replicas of a TPU agree on every variable again",
         "keras_dp/optimizers/replicas.py",
-        "context.merge_call(on_every_device, args=(totals, *extra))",
+        "context.merge_call(on_every_device, args=(batch, totals, *extra))",
         "update(totals, *extra)",
         "tests/benchmarks/test_tpu_strategy.py::test_only_the_gradients_are_sent",
     ),
@@ -777,9 +777,8 @@ MUTATIONS = [
     Mutation(
         "draw other noise on each device",
         "keras_dp/noise.py",
-        "key = tf.bitcast(self._secret[:1], tf.uint64)",
-        "key = tf.random.uniform([1], maxval=2**62, dtype=tf.int64)\n"
-        "        key = tf.bitcast(key, tf.uint64)",
+        "key=tf.bitcast(self._secret[:1], tf.uint64)",
+        "key=tf.bitcast(tf.random.uniform([1], maxval=2**62, dtype=tf.int64), tf.uint64)",
         "tests/distribution/test_mirrored_privacy.py::test_noise",
     ),
     Mutation(
