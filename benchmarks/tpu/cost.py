@@ -8,7 +8,7 @@ A step is four things, one after the other (nothing is assumed to overlap):
     all-reduce  2 (n - 1) / n x 4 bytes x weights / bandwidth of all links, and the hops of a ring
                 along each axis
     noise       weights x max(operations of a normal / peak of the vector unit, bytes / bandwidth)
-    update      other bytes that a step moves whatever the batch / bandwidth
+    update      bytes of the optimizer's update / bandwidth
 
 The first shrinks with replicas, the others do not: each replica draws all of the noise and updates
 all of the weights, so that nothing but the gradients is sent.
@@ -67,7 +67,7 @@ class Work:
       row_flops, row_bytes: for each row of its batch.
       step_bytes: moved once a step whatever the batch, but for noise.
       normal_ops, normal_bytes: for the normal that each weight gets.
-      row_memory, step_memory: bytes that it needs for a row, and whatever the batch; no noise.
+      memory: bytes that a core held when this was counted.
     """
 
     parameters: int
@@ -76,41 +76,35 @@ class Work:
     step_bytes: float
     normal_ops: float = 0.0
     normal_bytes: float = 0.0
-    row_memory: float = 0.0
-    step_memory: float = 0.0
-
-    def rows_that_fit(self, chip):
-        """int, rows of one pass that the memory of a chip has room for; more need microbatches."""
-        return max(int((chip.memory - self.step_memory) // self.row_memory), 0)
+    memory: float = 0.0
 
 
-def work(small, large, normal=(0.0, 0.0)):
-    """The work of a step, from two programs that differ in their rows.
+# LAMB in float32: the gradient read, weight and two moments read and written; then weight and
+# update read again for their norms, and the update written.
+UPDATE_BYTES = 4 * (1 + 6 + 3)
+
+
+def work(rows, record, normal=(0.0, 0.0)):
+    """The work of a step, from a compiled program without noise.
 
     Args:
-      small, large: (rows, record of ``benchmarks.tpu.compile``) of the same model, no noise.
+      rows: int, of its batch.
+      record: of ``benchmarks.tpu.compile``.
       normal: operations, and bytes moved, of the normal that each weight gets.
 
     Returns:
-      :class:`Work`. What is linear in the rows belongs to a row, what remains to the step.
+      :class:`Work`. All but the update is counted as work for the rows. Some of it, such as
+      reading the weights, is not, so that with more rows a row costs less than this says.
     """
-    (few, first), (many, second) = small, large
-
-    def of_row(value):
-        return (value(second) - value(first)) / (many - few)
-
-    def moved(record):
-        return record["bytes_accessed"]
-
+    update = UPDATE_BYTES * record["parameters"]
     return Work(
-        parameters=second["parameters"],
-        row_flops=of_row(lambda record: record["flops"]),
-        row_bytes=of_row(moved),
-        step_bytes=moved(second) - many * of_row(moved),
+        parameters=record["parameters"],
+        row_flops=record["flops"] / rows,
+        row_bytes=max(record["bytes_accessed"] - update, 0) / rows,
+        step_bytes=update,
         normal_ops=normal[0],
         normal_bytes=normal[1],
-        row_memory=of_row(report.memory),
-        step_memory=report.memory(second) - many * of_row(report.memory),
+        memory=report.memory(record),
     )
 
 
@@ -198,19 +192,18 @@ def measured(found, model, private=True):
       model: name in ``cases.COSTED``.
       private: whether of the private step.
     """
-    loud, quiet, *plan = cases.cost_plan([model])
-    plan = [case for case in plan if case.private == private]
-    if any("flops" not in (found.get(case) or {}) for case in (loud, quiet, *plan)):
+    loud, quiet, *both = cases.cost_plan([model])
+    (case,) = [case for case in both if case.private == private]
+    if any("flops" not in (found.get(needed) or {}) for needed in (loud, quiet, case)):
         return None
-    pairs = [(case.batch_size, found.get(case)) for case in plan]
     if not private:
-        return work(*pairs)
+        return work(case.batch_size, found.get(case))
     with_noise, without = found.get(loud), found.get(quiet)
     normal = [
         (with_noise[key] - without[key]) / with_noise["parameters"]
         for key in ("flops", "bytes_accessed")
     ]
-    return work(*pairs, normal)
+    return work(case.batch_size, found.get(case), normal)
 
 
 def models_of(found):
@@ -290,10 +283,8 @@ FIGURES = (
     "weights",
     "GFLOP a row",
     "MB a row",
-    "MB a step",
     "operations, bytes a normal",
-    "memory a row",
-    "rows that fit",
+    "memory of 16 rows",
 )
 
 
@@ -305,10 +296,8 @@ def _figures(model, private, plain):
             f"{work.parameters / 1e6:.1f} M",
             f"{work.row_flops / 1e9:.1f}",
             f"{work.row_bytes / 1e6:,.0f}",
-            f"{work.step_bytes / 1e6:,.0f}",
             f"{work.normal_ops:.0f}, {work.normal_bytes:.0f}" if work.normal_ops else "",
-            f"{work.row_memory / 1e6:.0f} MB",
-            str(work.rows_that_fit(V5E)),
+            f"{work.memory / 1e9:.1f} GB",
         ]
         for name, work in (("private", private), ("plain", plain))
     ]

@@ -73,20 +73,18 @@ def test_laws(replicas, batch_size, reached, factor):
 def record(rows, noise=0.0, weight=1.0):
     return {
         "parameters": 10,
-        "flops": weight * (7.0 * rows + 30) + noise,
-        "bytes_accessed": weight * (3.0 * rows + 50) + noise / 7,
+        "flops": weight * 7.0 * rows + noise,
+        "bytes_accessed": weight * 30.0 * rows + 400 + noise / 7,
         "arguments_bytes": rows,
         "temporary_bytes": rows,
         "code_bytes": 5,
     }
 
 
-def test_work_is_split_into_rows_and_step():
-    found = cost.work((2, record(2)), (6, record(6)), (4.0, 1.0))
-    assert found == cost.Work(10, 7.0, 3.0, 50.0, 4.0, 1.0, row_memory=2.0, step_memory=5.0)
-    chip = dataclasses.replace(CHIP, memory=10.0)
-    assert found.rows_that_fit(chip) == 2
-    assert found.rows_that_fit(dataclasses.replace(CHIP, memory=4.0)) == 0
+def test_work_is_split_into_rows_and_update():
+    found = cost.work(6, record(6), (4.0, 1.0))
+    assert found == cost.Work(10, 7.0, 30.0, 400, 4.0, 1.0, memory=17)
+    assert cost.work(1, record(1) | {"bytes_accessed": 300}).row_bytes == 0
 
 
 def test_blocks_cost_alike():
