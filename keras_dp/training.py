@@ -33,23 +33,27 @@ def private_train_step(model, optimizer, data):
       dict of metric results, as ``keras.Model.train_step`` returns. They are computed from
       the private data without noise: what they show is not covered by the guarantee.
     """
-    x, y, sample_weight = _unpack(data)
-    if not model.jit_compile:
+    _refuse_secure_noise_under_xla(model, optimizer)
+    x, y, sample_weight, given = _unpack(data)
+    tpu = compilation.is_for_tpu()
+    xla = model.jit_compile or tpu
+    if not xla:
         x, y, sample_weight = _without_last_padding(
             x, y, sample_weight, optimizer.examples_per_user or 1
         )
-    logs, by_itself = {}, model.jit_compile and trainer.is_distributed(model)
+    logs, by_itself = {}, xla and not tpu and trainer.is_distributed(model)
 
     def observe(result, batch):
         logs.update(_update_metrics(model, result, batch))
 
-    with compilation.outside_xla(not model.jit_compile):
+    with compilation.outside_xla(not xla):
         clipped = gradients.accumulate(
             model,
             x,
             y,
             sample_weight,
             optimizer=optimizer,
+            given=given,
             observe=observe,
             jit_compile=by_itself,
         )
@@ -82,11 +86,12 @@ def _unpack(data):
     x, y, sample_weight = (*data, None, None)[:3]
     # A PyDataset without targets stands an empty tuple in their place.
     y = None if isinstance(y, tuple) and not y else y
-    return rows.to_tensors((x, y, sample_weight))
+    given = rows.flatten((x, y, sample_weight))[0][0]
+    return *rows.to_tensors((x, y, sample_weight)), given
 
 
 def _without_last_padding(x, y, sample_weight, per_user):
-    """The batch up to its last example, or user, and at least one: padding is no work to do.
+    """The batch up to its last example, or user, and one if there is none: padding is no work.
 
     Not for XLA, which would compile every size anew.
     """
@@ -94,10 +99,22 @@ def _without_last_padding(x, y, sample_weight, per_user):
     if real is None:
         return x, y, sample_weight
     number = tf.reduce_max(tf.where(real, tf.range(tf.size(real)) + 1, 0))
-    number = per_user * tf.maximum(-(-number // per_user), 1)
+    number = tf.minimum(per_user * tf.maximum(-(-number // per_user), 1), tf.size(real))
     inputs = x.x if isinstance(x, Piece) else x
     inputs, y, sample_weight = rows.take((inputs, y, sample_weight), 0, number)
     return x._replace(x=inputs) if isinstance(x, Piece) else inputs, y, sample_weight
+
+
+def _refuse_secure_noise_under_xla(model, optimizer):
+    if (
+        optimizer.noise_source == "secure"
+        and model.jit_compile
+        and not trainer.is_distributed(model)
+    ):
+        raise PrivacyError(
+            'noise_source="secure" is drawn outside the graph, which XLA cannot compile. Pass '
+            "jit_compile=False to compile, or take the default noise source."
+        )
 
 
 def _refuse_pieces(data):

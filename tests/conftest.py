@@ -10,6 +10,12 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import keras  # noqa: E402
 import pytest  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+# Devices for tests of several replicas; they can be made only before TensorFlow is used.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
+)
 
 pytest.register_assert_rewrite("tests.fixtures.checks")
 

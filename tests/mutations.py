@@ -52,16 +52,16 @@ MUTATIONS = [
     Mutation(
         "divide by the real batch",
         "keras_dp/optimizers/base.py",
-        "self._update(grads.scaled_sums, grads.variables)",
-        "self._update([s * self.batch_size / tf.cast(grads.num_examples, tf.float32)"
-        " for s in grads.scaled_sums], grads.variables)",
+        "lambda sums: self._update(sums, variables)",
+        "lambda sums: self._update([s * self.batch_size / tf.cast(grads.num_examples, tf.float32)"
+        " for s in sums], variables)",
         "tests/conformance/test_lin.py::test_divisor_is_the_constant",
     ),
     Mutation(
         "scale the noise for the mean, then divide again",
         "keras_dp/optimizers/base.py",
-        "for s in private], self.noise_stddev)",
-        "for s in private], self.noise_stddev / self.batch_size)",
+        "self._noise.add(private, self.noise_stddev)",
+        "self._noise.add(private, self.noise_stddev / self.batch_size)",
         "tests/conformance/test_noise.py::test_entry_points",
     ),
     Mutation(
@@ -456,16 +456,16 @@ MUTATIONS = [
     Mutation(
         "add noise to every part of a logical batch",
         "keras_dp/optimizers/base.py",
-        "totals = accumulator.totals(grads.scaled_sums, variables, first)",
-        "noisy = self._privatized(grads.scaled_sums, variables)\n"
+        "totals = accumulator.totals(scaled_sums, variables, first)",
+        "noisy = self._privatized(scaled_sums, variables)\n"
         "        totals = accumulator.totals(noisy, variables, first)",
         "tests/optimizers/test_accumulation.py::test_noise_is_added_once",
     ),
     Mutation(
         "count every part of a logical batch as an update",
         "keras_dp/optimizers/base.py",
-        "tf.cond(last, complete, lambda: accumulator.keep(totals))",
-        "tf.cond(last, complete, lambda: accumulator.keep(totals))\n"
+        "            lambda: accumulator.keep(totals),\n        )",
+        "            lambda: accumulator.keep(totals),\n        )\n"
         "        self._iterations.assign_add(1)",
         "tests/optimizers/test_accumulation.py::test_two_halves_are_one_batch",
     ),
@@ -592,8 +592,8 @@ MUTATIONS = [
     Mutation(
         "lose what the pieces of a draw have no room for",
         "keras_dp/sampling/poisson.py",
-        "end = size if last else begin + self._physical",
-        "end = begin + self._physical",
+        "end = size if last else begin + self.physical_batch_size",
+        "end = begin + self.physical_batch_size",
         "tests/sampling/test_private.py::test_pieces_make_the_update_of_the_whole_draw",
     ),
     Mutation(
@@ -616,6 +616,83 @@ MUTATIONS = [
         "if begun > self._num_examples or",
         "if False and",
         "tests/sampling/test_fixed.py::test_a_wrong_number_of_examples_is_told",
+    ),
+    Mutation(
+        "halve the noise of every update",
+        "keras_dp/optimizers/base.py",
+        "return self.noise_multiplier * self.sensitivity / self.batch_size",
+        "return self.noise_multiplier * self.sensitivity / self.batch_size / 2",
+        "tests/auditing/test_audits.py::test_many_runs_stay_under_the_claim_and_come_close",
+    ),
+    Mutation(
+        "do not clip, seen by an audit",
+        "keras_dp/clipping/clip.py",
+        "return l2_norm_clip / tf.maximum(norms, l2_norm_clip)",
+        "return tf.ones_like(norms)",
+        "tests/auditing/test_audits.py::test_one_run_stays_under_the_claim_and_sees_something",
+    ),
+    Mutation(
+        "draw the same examples in every batch, seen by an audit",
+        "keras_dp/sampling/draws.py",
+        "return indices[: np.searchsorted(indices, num_units)]",
+        "return np.arange(num_units - round(num_units * probability), num_units)",
+        "tests/auditing/test_audits.py::test_sampled_runs_stay_under_the_claim",
+    ),
+    Mutation(
+        "forget delta in an audit",
+        "keras_dp/auditing/guesses.py",
+        "return min(exceeded + 2 * num_canaries * delta * float(steepest), 1.0)",
+        "return min(exceeded, 1.0)",
+        "tests/auditing/test_guesses.py::test_p_value_is_the_theorem",
+    ),
+    Mutation(
+        "take the best of several bounds for one",
+        "keras_dp/auditing/guesses.py",
+        "level = (1 - checked_confidence(confidence)) / len(tries)",
+        "level = 1 - checked_confidence(confidence)",
+        "tests/auditing/test_guesses.py::test_choosing_the_best_of_several_numbers_keeps_the_confidence",
+    ),
+    Mutation(
+        "begin a training where the last one ended",
+        "keras_dp/auditing/runs.py",
+        "self._start.restore()\n            self._canaries.begin()",
+        "self._canaries.begin()",
+        "tests/auditing/test_audits.py::test_trainings_begin_from_the_same_weights",
+    ),
+    Mutation(
+        "forget what a killed run of the ImageNet recipe has spent",
+        "train_scripts/imagenet.py",
+        'where = values.ledger or folder / "privacy_ledger.json"',
+        'where = values.ledger or folder / f"ledger{os.getpid()}.json"',
+        "tests/train_scripts/test_imagenet.py::test_killed_within_an_epoch_and_resumed",
+    ),
+    Mutation(
+        "seed the noise of the classifier",
+        "train_scripts/train_classifier.py",
+        "augmentations=values.augmentations,\n        **arguments,",
+        "augmentations=values.augmentations,\n        seed=0,\n        **arguments,",
+        "tests/train_scripts/test_train_classifier.py::test_private_and_not_beside_each_other",
+    ),
+    Mutation(
+        "let every replica of a TPU update by its own sum",
+        "keras_dp/optimizers/replicas.py",
+        "totals = context.all_reduce(tf.distribute.ReduceOp.SUM, sums)",
+        "totals = sums",
+        "tests/benchmarks/test_tpu_strategy.py::test_only_the_gradients_are_sent",
+    ),
+    Mutation(
+        "let replicas of a TPU agree on every variable again",
+        "keras_dp/optimizers/replicas.py",
+        "context.merge_call(on_every_device, args=(batch, totals, *extra))",
+        "update(totals, *extra)",
+        "tests/benchmarks/test_tpu_strategy.py::test_only_the_gradients_are_sent",
+    ),
+    Mutation(
+        "give a TPU the real rows of a batch only, in a shape of their own",
+        "keras_dp/clipping/compilation.py",
+        "return isinstance(tf.distribute.get_strategy(), kinds)",
+        "return False",
+        "tests/benchmarks/test_tpu_strategy.py::test_only_the_gradients_are_sent",
     ),
     Mutation(
         "let workers with one seed make the same draws",
@@ -667,6 +744,84 @@ MUTATIONS = [
         "with tf.control_dependencies(sums):",
         "with tf.control_dependencies([]):",
         "tests/distribution/test_multi_worker.py::test_updates_are_as_many_as_the_epochs_have",
+    ),
+    Mutation(
+        "leave the sum over the replicas out",
+        "keras_dp/optimizers/replicas.py",
+        "totals = context.all_reduce(tf.distribute.ReduceOp.SUM, sums)",
+        "totals = sums",
+        "tests/distribution/test_mirrored.py::test_lin",
+    ),
+    Mutation(
+        "divide by what a replica expects",
+        "keras_dp/optimizers/replicas.py",
+        "context.all_reduce(tf.distribute.ReduceOp.SUM, sums)",
+        "context.all_reduce(tf.distribute.ReduceOp.MEAN, sums)",
+        "tests/distribution/test_mirrored.py::test_lin",
+    ),
+    Mutation(
+        "let Keras divide the loss of an example by the number of replicas",
+        "keras_dp/_keras.py",
+        "return value if _is_example.get() else plain(value)",
+        "return plain(value)",
+        "tests/distribution/test_mirrored.py::test_lin",
+    ),
+    Mutation(
+        "add noise on each replica, before the sum",
+        "keras_dp/optimizers/replicas.py",
+        "all_reduce(tf.distribute.ReduceOp.SUM, sums)",
+        "all_reduce(tf.distribute.ReduceOp.SUM,"
+        " [s + 0.2 * tf.random.normal(s.shape) for s in sums])",
+        "tests/distribution/test_mirrored_privacy.py::test_noise",
+    ),
+    Mutation(
+        "draw other noise on each device",
+        "keras_dp/noise.py",
+        "key=tf.bitcast(self._secret[:1], tf.uint64)",
+        "key=tf.bitcast(tf.random.uniform([1], maxval=2**62, dtype=tf.int64), tf.uint64)",
+        "tests/distribution/test_mirrored_privacy.py::test_noise",
+    ),
+    Mutation(
+        "give every replica the whole batch",
+        "keras_dp/optimizers/replicas.py",
+        "    if len(strategy.experimental_local_results(batch)) < replicas:",
+        "    if False:",
+        "tests/distribution/test_mirrored_privacy.py::test_the_same_batch_for_all_replicas_is_refused",
+    ),
+    Mutation(
+        "let train_on_batch do so",
+        "keras_dp/distribution/trainer.py",
+        "step = _on_shares(self, getattr(self, function))",
+        "step = getattr(self, function)",
+        "tests/distribution/test_trainer.py::test_train_on_batch_shares_the_batch_out",
+    ),
+    Mutation(
+        "split the rows of a user between replicas",
+        "keras_dp/sampling/poisson.py",
+        "indices = self._share.spread(units, size).reshape(-1)",
+        "indices = self._share.spread(units.reshape(-1, 1), size * rows).reshape(-1)",
+        "tests/distribution/test_data.py::test_rows_of_a_user_lie_in_one_share",
+    ),
+    Mutation(
+        "leave the padding to the last replica",
+        "keras_dp/sampling/shares.py",
+        "return by_replica.reshape(size, -1)",
+        "return rows",
+        "tests/distribution/test_data.py::test_rows_of_a_user_lie_in_one_share",
+    ),
+    Mutation(
+        "train under a strategy that nobody has looked at",
+        "keras_dp/optimizers/replicas.py",
+        "if not isinstance(strategy, _SUPPORTED):",
+        "if False:",
+        "tests/distribution/test_strategies.py::test_a_model_in_the_scope_of_another_strategy",
+    ),
+    Mutation(
+        "count the step that finds the end of the data",
+        "keras_dp/optimizers/replicas.py",
+        "with tf.control_dependencies(sums):",
+        "with tf.control_dependencies([]):",
+        "tests/distribution/test_data.py::test_the_end_of_the_data_is_no_update",
     ),
 ]
 

@@ -1,8 +1,5 @@
 """The private step in Keras: logs equal to plain Keras's, every kind of data, no way past it."""
 
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -396,28 +393,6 @@ def test_plain_optimizers_still_train_plainly():
     want = model.get_weights()[0] - 0.1 * tape.gradient(loss, model.trainable_variables[0].value)
     checks.train_on_batch(model, x, y)
     np.testing.assert_allclose(model.get_weights()[0], want, atol=1e-6)
-
-
-def test_several_replicas_are_refused():
-    program = """
-import numpy as np, tensorflow as tf
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-import keras, keras_dp
-with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile(keras_dp.DPSGD(1.0, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4), "mse")
-before = model.get_weights()
-try:
-    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
-except keras_dp.PrivacyError as error:
-    assert all(np.all(a == b) for a, b in zip(before, model.get_weights()))
-    print("refused:", error)
-"""
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
-    )
-    assert "refused: keras_dp received a strategy with 2 replicas" in result.stdout, result.stderr
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])

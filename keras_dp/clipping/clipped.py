@@ -22,6 +22,7 @@ class ClippedGradients:
       num_examples: int64 scalar, the examples counted, not their augmented copies. Not private
         under Poisson sampling.
       piece: the :class:`keras_dp.pieces.Piece` whose inputs they are of, or None.
+      batch: one tensor or array of the batch as it was given.
     """
 
     scaled_sums: list
@@ -30,6 +31,7 @@ class ClippedGradients:
     num_examples: tf.Tensor
     _optimizer: object = dataclasses.field(repr=False)
     piece: Piece | None = dataclasses.field(default=None, repr=False)
+    batch: object = dataclasses.field(default=None, repr=False)
     _spent: bool = dataclasses.field(default=False, repr=False)
 
     def __post_init__(self):

@@ -53,17 +53,28 @@ def clipped_gradients(model, x, y=None, sample_weight=None, *, optimizer, loss=N
             "optimizer must be a DP optimizer such as keras_dp.DPSGD. "
             f"Received: {type(optimizer).__name__}"
         )
+    given = rows.flatten((x, y, sample_weight))[0][0]
     x, y, sample_weight = rows.to_tensors((x, y, sample_weight))
-    return accumulate(model, x, y, sample_weight, optimizer=optimizer, loss=loss)
+    return accumulate(model, x, y, sample_weight, optimizer=optimizer, loss=loss, given=given)
 
 
 def accumulate(
-    model, x, y, sample_weight, *, optimizer, loss=None, observe=None, jit_compile=False
+    model,
+    x,
+    y,
+    sample_weight,
+    *,
+    optimizer,
+    loss=None,
+    given=None,
+    observe=None,
+    jit_compile=False,
 ):
     """Clipped sums over all microbatches of a batch.
 
     Args:
       x, y, sample_weight: the batch; x may be a :class:`~keras_dp.pieces.Piece`.
+      given: one tensor or array of the batch as the replica got it.
       observe: None or a function ``observe(result, batch)`` called after every pass, with a
         :class:`~keras_dp.clipping.units.Batch`.
       jit_compile: whether XLA compiles this part of the step by itself.
@@ -109,7 +120,7 @@ def accumulate(
     sums, total, number = all_passes()
     mean = tf.math.divide_no_nan(total, tf.cast(number, tf.float32))
     number //= privacy.augmentations or 1
-    return ClippedGradients(sums, variables, mean, number, optimizer, piece)
+    return ClippedGradients(sums, variables, mean, number, optimizer, piece, given)
 
 
 def _microbatches(run, data, real, counted, size, per_user, per_pass, variables):
@@ -123,12 +134,14 @@ def _microbatches(run, data, real, counted, size, per_user, per_pass, variables)
       per_user: int, the rows of each.
     """
     width = min(size, per_pass) if isinstance(size, int) else tf.minimum(size, per_pass)
-    even = isinstance(size, int) and size % width == 0
+    # A replica's share may have no rows.
+    divisor = max(width, 1) if isinstance(width, int) else tf.maximum(width, 1)
+    even = isinstance(size, int) and size % divisor == 0
     last = size
     if real is not None:
         end = tf.reduce_max(tf.where(real, tf.range(size * per_user) + 1, 0))
         last = -(-end // per_user)
-    steps = -(-last // width)
+    steps = -(-last // divisor)
 
     def body(k, sums, total, number):
         start = tf.minimum(k * width, size - width)
@@ -225,11 +238,17 @@ def _require_valid(model, loss, x, backend):
         (id(layer), layer.trainable, id(getattr(layer, "activation", None)))
         for layer in _keras.all_layers(model)
     )
-    state = (trial, layers, str(specs))
-    # A trace is rare and may follow any change; an eager step is neither.
+    state = (trial, loss is None, str(specs))
+    # A trace is rare and may follow any change; an eager step is neither, nor is what other
+    # replicas trace into the same graph.
     eager = tf.executing_eagerly()
-    if eager and _validated.get(model, (None, None))[0] == state:
-        return _validated[model][1]
+    graph = None if eager else tf.compat.v1.get_default_graph()
+    if _validated.get(model, (None,))[0] != layers:
+        _validated[model] = (layers, {})
+    known = _validated[model][1]
+    traced, rows_are = known.get(state, (None, None))
+    if rows_are is not None and (eager or (traced is not None and traced() is graph)):
+        return rows_are
     rows_are = alignment.Alignment(True)
     with tf.init_scope():
         validation.require_valid(model, probe=False)
@@ -243,7 +262,7 @@ def _require_valid(model, loss, x, backend):
     if rows_are.aligned and loss is None and _keras.overrides_compute_loss(model):
         # It may look at what the whole batch left in an attribute.
         rows_are = alignment.Alignment(None, rows_are.constants)
-    _validated[model] = (state, rows_are)
+    known[state] = (None if eager else weakref.ref(graph), rows_are)
     return rows_are
 
 
@@ -270,7 +289,7 @@ def _loss_scale(model, privacy):
     return _FLOAT16_LOSS_SCALE * (privacy.augmentations or 1) if half else 1.0
 
 
-_validated = weakref.WeakKeyDictionary()
+_validated = weakref.WeakKeyDictionary()  # of models: their layers, and what else: the answer
 _warned = weakref.WeakKeyDictionary()
 
 

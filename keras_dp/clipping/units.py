@@ -83,8 +83,8 @@ def require_whole_users(size, per_user):
     message = (
         f"examples_per_user={per_user} takes {per_user} consecutive rows for each user, those "
         "that are missing being padding (sample weight -0.0), so that a batch has a multiple of "
-        f"{per_user} rows. keras_dp.PoissonSampler(users=..., examples_per_user={per_user}) "
-        "makes such batches."
+        f"{per_user} rows, and under a strategy every replica's share as well. "
+        f"keras_dp.PoissonSampler(users=..., examples_per_user={per_user}) makes such batches."
     )
     if isinstance(size, int):
         if size % per_user:

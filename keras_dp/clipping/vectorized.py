@@ -46,7 +46,7 @@ def clipped_sums(model, loss, variables, batch, privacy, loss_scale, *, loop):
             results = one(tf.nest.map_structure(lambda t: t[0], row))
             results = tf.nest.map_structure(lambda t: t[None], results)
         else:
-            results = tf.vectorized_map(one, row)
+            results = _of_every_row(one, row)
         gradients, *others = results
         if shares is not None:
             gradients = [
@@ -66,6 +66,23 @@ def clipped_sums(model, loss, variables, batch, privacy, loss_scale, *, loop):
         flat = tf.where(finite[:, None], flat, 0.0)
         sums.append(tf.reshape(tf.linalg.matvec(flat, factors, transpose_a=True), g.shape[1:]))
     return Pass(sums, losses - added, added, y_pred, None)
+
+
+def _of_every_row(one, structure):
+    """``one`` of every row, at once.
+
+    A batch of one row, whose size TensorFlow did not know when it traced, gets that row twice:
+    else the vectorizer's shapes come out wrong where the outputs of two layers are added.
+    """
+    first = tf.nest.flatten(structure)[0]
+    if first.shape[0] is not None:
+        return tf.vectorized_map(one, structure)
+    size = tf.shape(first)[0]
+    index = tf.range(tf.where(size == 1, 2, size)) % tf.maximum(size, 1)
+    results = tf.vectorized_map(
+        one, tf.nest.map_structure(lambda t: tf.gather(t, index), structure)
+    )
+    return tf.nest.map_structure(lambda t: t[:size], results)
 
 
 def _sum_over_rows(row_of_every_unit, count):

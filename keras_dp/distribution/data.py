@@ -11,8 +11,10 @@ import contextlib
 import tensorflow as tf
 
 from keras_dp import _keras
+from keras_dp.clipping import rows
 from keras_dp.distribution.cluster import worker_number, workers_of
 from keras_dp.errors import PrivacyError
+from keras_dp.optimizers import replicas
 from keras_dp.sampling import PoissonSampler
 from keras_dp.sampling.shares import Share
 
@@ -32,6 +34,7 @@ def delivered(model, x):
     if strategy is None:
         yield x
         return
+    replicas.require_supported(strategy)
     several = workers_of(strategy) > 1
     if not isinstance(x, PoissonSampler):
         if several and not _is_made_for_each_worker(x, strategy):
@@ -69,6 +72,31 @@ def _is_made_for_each_worker(x, strategy):
     """Whether ``x`` is from distribute_datasets_from_function; auto-sharded data are not."""
     empty = strategy.distribute_datasets_from_function(lambda _: tf.data.Dataset.range(0))
     return isinstance(x, type(empty))
+
+
+def shared_out(batch, strategy, rows_per_unit=1):
+    """A batch that was given as a whole, with a share of its rows for each replica.
+
+    Args:
+      batch: nest of arrays ``[rows, ...]`` and None.
+      strategy: a strategy of one process.
+      rows_per_unit: int; so many consecutive rows go to one replica.
+
+    Returns:
+      The nest, of ``tf.distribute.DistributedValues``. Shares differ by one unit at most.
+    """
+    tensors, rebuild = rows.flatten(rows.to_tensors(batch))
+    units = len(tensors[0]) // rows_per_unit
+
+    def share(context):
+        replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
+        begin = rows_per_unit * (units * replica // replicas)
+        end = rows_per_unit * (units * (replica + 1) // replicas)
+        if replica + 1 == replicas:
+            end = len(tensors[0])  # with what is left of a unit, which the step then refuses
+        return [tensor[begin:end] for tensor in tensors]
+
+    return rebuild(strategy.experimental_distribute_values_from_function(share))
 
 
 def _share(strategy):

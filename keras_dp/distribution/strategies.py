@@ -1,5 +1,6 @@
 """``get_strategy``: a strategy of ``tf.distribute`` by name."""
 
+import functools
 import json
 import os
 import re
@@ -61,7 +62,16 @@ def _default(devices, tpu):
 def _mirrored(devices, tpu):
     if devices is None or isinstance(devices, int):
         devices = _of_this_machine(devices)
-    return tf.distribute.MirroredStrategy(list(devices))
+    return _mirrored_over(tuple(devices))
+
+
+# One for the same devices: two in a process would take each other's all-reduces for their own.
+@functools.cache
+def _mirrored_over(devices):
+    on_cpus = all("CPU" in device.upper() for device in devices)
+    # What TensorFlow takes for CPUs by itself fails as soon as a process has two strategies.
+    reduction = tf.distribute.ReductionToOneDevice() if on_cpus else None
+    return tf.distribute.MirroredStrategy(list(devices), cross_device_ops=reduction)
 
 
 def _of_this_machine(number):
@@ -143,7 +153,7 @@ def _tpu(devices, tpu):
         if tpu != "local":
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
-    except (ValueError, tf.errors.OpError) as reason:
+    except (ValueError, OSError, tf.errors.OpError) as reason:
         raise ValueError(
             f"No TPU was found by the name {tpu!r}. Give the name or the grpc:// address of the "
             "TPU, or 'local' on a machine that has one, with TensorFlow's build for TPUs "

@@ -1,6 +1,6 @@
 """What plain Keras 3.12 to 3.15 cannot do under a strategy, for models with a DP optimizer.
 
-Four things, each of which fails in plain Keras with an error that names none of them:
+Each fails there with an error that does not name it, but for the last, which goes wrong silently:
 
 - the first batch is reduced over the replicas, only to learn its shapes: not possible when the
   replicas have different numbers of rows, nor for a nest of tensors under
@@ -9,7 +9,9 @@ Four things, each of which fails in plain Keras with an error that names none of
 - ``steps_per_execution`` puts the devices' work into a loop in the graph, which TensorFlow cannot
   do: here that many steps run one after another;
 - ``jit_compile`` hands the work of all devices to XLA at once, which reaches one device only:
-  here each replica's clipped sum is compiled by itself.
+  here each replica's clipped sum is compiled by itself;
+- ``train_on_batch`` and ``test_on_batch`` give the whole batch to every replica, so that each
+  example would be in the clipped sum once for each: here a replica gets its share.
 
 Models without a DP optimizer, and those under no strategy, are left to Keras.
 """
@@ -21,6 +23,7 @@ import tensorflow as tf
 
 from keras_dp import _keras
 from keras_dp.distribution.cluster import workers_of
+from keras_dp.distribution.data import shared_out
 from keras_dp.optimizers.base import private_optimizer
 from keras_dp.pieces import Piece
 
@@ -39,6 +42,18 @@ def _one_plain_step(model):
         yield
     finally:
         model.steps_per_execution, model.jit_compile = steps, jit_compile
+
+
+def _on_shares(model, step):
+    """``step``, of which each replica gets its share of a batch that comes as a whole."""
+
+    def one(iterator):
+        if isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator):
+            return step(iterator)
+        per_user = private_optimizer(model).examples_per_user or 1
+        return step(iter([shared_out(next(iterator), model.distribute_strategy, per_user)]))
+
+    return one
 
 
 def _several(model, step, number):
@@ -75,8 +90,8 @@ def _dispatch_make(name, function):
             number = self.steps_per_execution
             with _one_plain_step(self):
                 plain(self, force=True)
-            if number > 1:
-                setattr(self, function, _several(self, getattr(self, function), number))
+            step = _on_shares(self, getattr(self, function))
+            setattr(self, function, step if number == 1 else _several(self, step, number))
         return getattr(self, function)
 
     make.keras_dp = True

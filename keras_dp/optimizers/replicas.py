@@ -11,53 +11,84 @@ import tensorflow as tf
 
 from keras_dp.errors import PrivacyError
 
+_SUPPORTED = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.TPUStrategy,
+    tf.distribute.OneDeviceStrategy,
+)
 
-def sum_then_update(sums, update, variables, *extra):
+
+def require_supported(strategy):
+    """Refuses a strategy whose variables or updates are other than what is proved here."""
+    if not isinstance(strategy, _SUPPORTED):
+        raise PrivacyError(
+            f"DP optimizers do not train under {type(strategy).__name__}. Use one that "
+            "keras_dp.distribution.get_strategy gives: 'mirrored' for the devices of one machine, "
+            "'multi_worker' for several machines, or 'tpu'."
+        )
+
+
+def sum_then_update(batch, sums, update, variables, *extra):
     """Adds up ``sums`` over all replicas, and runs ``update`` once on every device.
 
     Args:
+      batch: what this replica was given, any one tensor or array of it.
       sums: tensors of this replica.
       update: function of the total sums and of ``extra``. While it runs on a device, a variable
         is that device's copy. It does the same on all replicas.
       variables: Keras variables whose copies show which devices there are.
       *extra: nests of tensors, or None, that are the same on all replicas.
     """
-    update = _after_sums(update)
+
+    def update_once_there(sums, *extra):
+        # A step that Keras begins at the end of the data, to find that there is no more, has no
+        # sums: it must count no update and no part of one. Nor is noise drawn before it is needed.
+        with tf.control_dependencies(sums):
+            update(sums, *extra)
+
     if not tf.distribute.has_strategy():
-        update(sums, *extra)
+        update_once_there(sums, *extra)
         return
+    require_supported(tf.distribute.get_strategy())
     context = tf.distribute.get_replica_context()
     totals = context.all_reduce(tf.distribute.ReduceOp.SUM, sums)
     where = variables[0].value
 
-    def on_every_device(strategy, totals, *extra):
+    def on_every_device(strategy, batch, totals, *extra):
+        _require_shares(strategy, batch, totals)
         strategy.extended.update(
             where,
-            lambda _, totals, *extra: update(totals, *extra),
+            lambda _, totals, *extra: update_once_there(totals, *extra),
             args=(totals, *extra),
             group=False,
         )
 
-    context.merge_call(on_every_device, args=(totals, *extra))
+    context.merge_call(on_every_device, args=(batch, totals, *extra))
 
 
-def _after_sums(update):
-    """``update``, no part of which happens before the sums are there.
-
-    At the end of the data a step may be asked for of which nothing arrives. What does not depend
-    on data, such as the counters of updates and of noise, would go on without it.
-    """
-
-    def after(sums, *extra):
-        with tf.control_dependencies(sums):
-            update(sums, *extra)
-
-    return after
+def _require_shares(strategy, batch, totals):
+    """Refuses one object in the place of several shares: TensorFlow keeps it as it is."""
+    replicas = len(strategy.experimental_local_results(totals[0]))
+    if len(strategy.experimental_local_results(batch)) < replicas:
+        raise PrivacyError(
+            f"All {replicas} replicas were given the same batch, so that each of its examples "
+            f"would be in the update {replicas} times, with noise for one. Give each replica its "
+            "share: iterate over strategy.experimental_distribute_dataset(...), or train with "
+            "model.fit."
+        )
 
 
 def require_made_in_scope(optimizer, variables):
     """Refuses variables that the strategy of this step has no copies of."""
     if not tf.distribute.has_strategy():
+        for what, variable in _named(optimizer, variables):
+            if isinstance(variable, tf.distribute.DistributedValues):
+                raise PrivacyError(
+                    f"{what} was made in the scope of a strategy, but this step runs under none. "
+                    "Make model and optimizer within the same `with strategy.scope():`, and call "
+                    "custom steps by strategy.run(...)."
+                )
         return
     strategy = tf.distribute.get_strategy()
     if tf.distribute.get_replica_context() is None:
@@ -66,12 +97,16 @@ def require_made_in_scope(optimizer, variables):
             "optimizer.apply_gradients in the function that strategy.run(...) gets."
         )
     made = strategy.extended.variable_created_in_scope
-    for what, variable in (
-        ("The optimizer", optimizer.iterations.value),
-        *((f"Weight '{v.path}'", v.value) for v in variables),
-    ):
+    for what, variable in _named(optimizer, variables):
         if not made(variable):
             raise PrivacyError(
                 f"{what} was made outside the scope of the {type(strategy).__name__} that trains. "
                 "Make model and optimizer within `with strategy.scope():`."
             )
+
+
+def _named(optimizer, variables):
+    """What an update reads and writes: (name for an error, variable)."""
+    weights = [(f"Weight '{v.path}'", v.value) for v in variables]
+    state = [("The optimizer", v) for v in optimizer.state_variables()]
+    return state + weights

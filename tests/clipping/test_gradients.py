@@ -567,3 +567,31 @@ def test_an_activation_put_in_place_after_a_step_is_looked_at():
     model.layers[0].activation = lambda z: z - tf.reduce_mean(z, 0)
     with pytest.raises(keras_dp.IncompatibleModelError, match="influence each other"):
         keras_dp.clipped_gradients(model, x, y, optimizer=model.optimizer)
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 1])
+def test_one_row_of_a_batch_of_unknown_size(microbatch_size):
+    """The last of a data set, or a replica's share; here for layers whose outputs are added."""
+    inputs = keras.Input((4,))
+    outputs = keras.layers.Dense(3)(inputs) + keras.layers.Dense(3)(inputs)
+    model = keras.Model(inputs, outputs)
+    x, y = zoo.batch(model, size=1)
+
+    def sums(backend):
+        optimizer = keras_dp.DPSGD(
+            1.0,
+            l2_norm_clip=0.5,
+            noise_multiplier=0.0,
+            batch_size=1,
+            backend=backend,
+            microbatch_size=microbatch_size,
+        )
+        model.compile(optimizer, loss="sparse_categorical_crossentropy")
+
+        @tf.function(input_signature=[tf.TensorSpec([None, *a.shape[1:]], a.dtype) for a in (x, y)])
+        def run(x, y):
+            return keras_dp.clipped_gradients(model, x, y, optimizer=optimizer).sums
+
+        return run(x, y)
+
+    checks.assert_sums_close(sums("vectorized"), sums("layerwise"))
