@@ -39,7 +39,7 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses import loss as losses
 from keras.src.models.functional import Functional
 from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
+from keras.src.random.seed_generator import global_seed_generator
 
 __all__ = ["TensorFlowTrainer", "trainer"]
 
@@ -119,7 +119,7 @@ def make_shared_seed_generator():
 
 def _shared_seed_generators():
     """That generator, if this thread has one: the threads of several replicas have none."""
-    shared = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    shared = global_state.get_global_attribute("global_seed_generator")
     return [] if shared is None else [shared]
 
 

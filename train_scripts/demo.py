@@ -285,12 +285,13 @@ def main(argv):
         return
     model.save(output / "model.keras")
     private_accuracy = accuracy(copy_of(model, ()), private)  # on one device
+    updates = int(optimizer.iterations.numpy())
     guarantee = keras_dp.privacy_statement(
         num_examples=len(private.x_train),
         batch_size=FLAGS.batch_size,
         noise_multiplier=optimizer.noise_multiplier,
         delta=FLAGS.delta,
-        steps=int(optimizer.iterations),
+        steps=updates,
     )
 
     nonprivate_model = copy_of(public_model, TRAINED_LAYERS["all"])
@@ -307,12 +308,12 @@ def main(argv):
         "delta": FLAGS.delta,
         "guarantee": guarantee,
         "optimizer": FLAGS.optimizer,
-        "learning_rate": float(optimizer.learning_rate),
+        "learning_rate": float(optimizer.learning_rate.numpy()),
         "l2_norm_clip": FLAGS.l2_norm_clip,
         "noise_multiplier": optimizer.noise_multiplier,
         "batch_size": FLAGS.batch_size,
-        "updates": int(optimizer.iterations),
-        "updates_per_epoch": int(optimizer.iterations) // FLAGS.epochs,
+        "updates": updates,
+        "updates_per_epoch": updates // FLAGS.epochs,
         "trained_layers": list(TRAINED_LAYERS[FLAGS.trained_layers]),
         "trained_weights": int(sum(np.prod(v.shape) for v in model.trainable_variables)),
         "seed": FLAGS.seed,

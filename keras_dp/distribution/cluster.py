@@ -6,6 +6,7 @@ zeros. So all have to listen at the same moment of the program, and they all do 
 says at the same update.
 """
 
+import functools
 import json
 
 import numpy as np
@@ -82,6 +83,8 @@ def bytes_from_chief(strategy, data):
     if worker_number(strategy):
         data = b""
     length = int(total(strategy, [len(data)])[0])
+    if not length:
+        return b""
     # Whole numbers add up without rounding, whatever the bytes stand for.
     words = np.zeros(-(-length // 8), np.int64)
     words.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
@@ -89,15 +92,23 @@ def bytes_from_chief(strategy, data):
 
 
 def total(strategy, numbers):
-    """The sum over all workers of int64 ``numbers``, of one length everywhere."""
-    numbers = tf.constant(numbers, tf.int64)
+    """The sum over all workers of int64 ``numbers``, of one length > 0 everywhere."""
+    sums = _addition(strategy)(tf.constant(numbers, tf.int64))
+    return strategy.experimental_local_results(sums)[0].numpy()
 
-    def add():
+
+@functools.cache
+def _addition(strategy):
+    per_worker = strategy.num_replicas_in_sync // workers_of(strategy)
+
+    def add(numbers):
         # Several replicas of one worker hold the same: one of them speaks.
         context = tf.distribute.get_replica_context()
-        number = tf.convert_to_tensor(context.replica_id_in_sync_group)
-        speaks = number % (strategy.num_replicas_in_sync // workers_of(strategy)) == 0
+        speaks = tf.convert_to_tensor(context.replica_id_in_sync_group) % per_worker == 0
         mine = tf.where(speaks, numbers, tf.zeros_like(numbers))
         return context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
 
-    return strategy.experimental_local_results(strategy.run(add))[0].numpy()
+    return tf.function(
+        lambda numbers: strategy.run(add, args=(numbers,)),
+        input_signature=[tf.TensorSpec([None], tf.int64)],
+    )

@@ -72,12 +72,13 @@ def _copies_differ(model):
     return sum(len({digest(c.numpy()) for c in each}) > 1 for each in copies)
 
 
+# No momentum: who was in an update is read from what it moves.
 WAYS = {
     "plain": ({}, {"seed": 5}),
     "pieces": ({}, {"physical_batch_size": 6}),
     "compiled": ({"jit_compile": True}, {}),
     "microbatches": ({"microbatch_size": 3}, {"capacity": 4}),  # nearly every draw is larger
-    "adam": ({"optimizer": keras_dp.DPAdam, "rate": 0.05}, {}),
+    "adagrad": ({"optimizer": keras_dp.make_private(keras.optimizers.Adagrad)}, {}),
     "full": ({}, {"batch_size": 41, "steps_per_epoch": 2}),
 }
 
@@ -100,7 +101,7 @@ def without_noise():
 
 def more_without_noise():
     """The others."""
-    return _without_noise("compiled", "plain", "microbatches", "adam", "full")
+    return _without_noise("compiled", "plain", "microbatches", "adagrad", "full")
 
 
 def many_draws():

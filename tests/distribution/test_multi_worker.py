@@ -21,7 +21,7 @@ MORE_WAYS = {
     "compiled": {},
     "plain": {},
     "microbatches": {},
-    "adam": {"optimizer": keras_dp.DPAdam, "rate": 0.05},
+    "adagrad": {"optimizer": keras_dp.make_private(keras.optimizers.Adagrad)},
     "full": {"batch_size": 41},
 }
 CASES = [
@@ -238,20 +238,28 @@ def test_keras_cannot_do_it_by_itself_yet(two, name):
 @pytest.mark.filterwarnings("ignore:keras_dp")
 @pytest.mark.parametrize(("workers", "cpus"), [(3, 1), (2, 2)])
 def test_more_workers_and_several_replicas_in_each(tmp_path, workers, cpus):
-    cases = CASES[:2] + ["more_without_noise", "several_per_execution", "with_noise", "budget"]
-    ways = WAYS | MORE_WAYS
+    cases = ["said_by_the_chief", "without_noise", "with_noise", "budget"]
+    ways = WAYS
+    if cpus > 1:
+        cases += ["more_without_noise", "several_per_execution"]
+        ways = WAYS | MORE_WAYS
     found = Cluster("several_cases", tmp_path, workers, *cases, cpus=cpus).found()
     chief = found[0]
-    for training in (*ways, "noise", "budget", "two at a time"):
+    trainings = [
+        training
+        for training in chief
+        if isinstance(chief[training], dict) and "state" in chief[training]
+    ]
+    assert {*ways, "noise", "budget"} <= set(trainings)
+    for training in trainings:
         for other in found[1:]:
-            assert other[training]["state"] == chief[training]["state"]
-            assert other[training]["history"] == chief[training]["history"]
-        assert not any(each[training]["replicas"] for each in found)
-    assert chief["full"]["present"].all()
+            assert other[training]["state"] == chief[training]["state"], training
+            assert other[training]["history"] == chief[training]["history"], training
+        assert not any(each[training]["replicas"] for each in found), training
     for way, options in ways.items():
         expected = _weights_of_one_process(chief[way], 41, **options)
         for after, weights in zip(chief[way]["after"], expected):
-            np.testing.assert_allclose(after, weights, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(after, weights, rtol=0, atol=1e-5, err_msg=way)
     assert chief["budget"]["updates"] == _updates_within(12.0, spent=30)
     assert [each["noise"]["ledger"] for each in found] == [True] + [False] * (workers - 1)
     assert {each["noise"]["secret"] for each in found} == {chief["noise"]["secret"]}
