@@ -129,7 +129,8 @@ def install():
             data.delivered(self, call.x) as x,
             agreement.required(self, call) as callbacks,
         ):
-            return plain_fit(self, **call.but(x=x, callbacks=callbacks))
+            shuffle = call.shuffle and x is call.x  # a worker's share is in order as it is
+            return plain_fit(self, **call.but(x=x, callbacks=callbacks, shuffle=shuffle))
 
     @functools.wraps(plain_train_on_batch)
     def train_on_batch(self, *args, **kwargs):

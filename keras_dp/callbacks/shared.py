@@ -23,7 +23,7 @@ class SharedSpending:
 
     def __init__(self, strategy, optimizer, phase, find):
         self.phase, self._strategy, self._optimizer = phase, strategy, optimizer
-        self._chiefs, self._granted = None, -1
+        self._chiefs, self._granted = None, {}  # by the limit that allowed it
         cluster.from_chief(strategy, lambda: self._take(find()))
 
     def _take(self, spending):
@@ -40,20 +40,20 @@ class SharedSpending:
 
     def reserved(self, within=None):
         """int, number of the last update that may be made without asking the chief again."""
-        return self._granted
+        return self._granted.get(within, -1)
 
     def reserve(self, stop, within=None):
-        """As ``Spending.reserve``: what the chief says. ``within`` is the same in each call."""
-        if stop > self._granted:
+        """As ``Spending.reserve``: what the chief says."""
+        if stop > self.reserved(within):
             granted = cluster.from_chief(self._strategy, lambda: self._grant(stop, within))
             if granted < stop:
                 return False
-            self._granted = granted
+            self._granted[within] = granted
         elif self._chiefs is not None and not self._chiefs.reserve(stop, within):
             raise PrivacyError(
-                f"The workers were allowed the updates up to number {self._granted}, but another "
-                "training on the same ledger has used them up since a checkpoint was restored "
-                "within the epoch. Start all workers again."
+                f"The workers were allowed the updates up to number {self.reserved(within)}, but "
+                "another training on the same ledger has used them up since a checkpoint was "
+                "restored within the epoch. Start all workers again."
             )
         return True
 
