@@ -3,6 +3,7 @@
 import dataclasses
 
 from benchmarks import tables
+from benchmarks.tpu import cases
 from benchmarks.zoo import ZOO
 
 # What each control's refusal has to say, so that it was not refused for something else.
@@ -78,11 +79,15 @@ def tables_of(found):
     programs = [case for case in found if not case.control and case.private and not _of_cost(case)]
     programs.sort(key=lambda case: (case.topology, case.model, case.optimizer))
     parts = [tables.markdown(HEADER, [_row(found, case) for case in programs])]
-    controls = [[case.control, _said(found.get(case))] for case in found if case.control]
+    controls = [
+        [case.control, _said(found.get(case), REFUSALS[case.control])]
+        for case in found
+        if case.control
+    ]
     if controls:
         header = ["must be refused", "what the compiler said"]
         parts.append(tables.markdown(header, controls))
-    costs = [_cost_row(case, found.get(case)) for case in found if _of_cost(case)]
+    costs = [_cost_row(case, found.get(case)) for case in cases.cost_plan() if case in found]
     if costs:
         parts.append(tables.markdown(COST_HEADER, costs))
     return "\n".join(parts)
@@ -147,11 +152,15 @@ def _cost_row(case, record):
             _megabytes(memory(record)),
             f"{record['lower_s'] + record['compile_s']:.0f} s",
         ]
-    return [case.model, str(case.batch_size), step, *rest]
+    rows = case.batch_size or ZOO[case.model].batch_size
+    return [case.model, str(rows), step, *rest]
 
 
-def _said(record):
-    return (record.get("refused") or record.get("error", "")).replace("|", "/").split("\n")[0][:160]
+def _said(record, about=""):
+    """The words of a refusal, or those before and behind ``about``."""
+    said = (record.get("refused") or record.get("error", "")).replace("|", "/").replace("\n", " ")
+    start = max(said.find(about) - 40, 0)
+    return ("..." if start else "") + said[start : start + 140]
 
 
 def _megabytes(count):
