@@ -71,17 +71,20 @@ def clipped_sums(model, loss, variables, batch, privacy, loss_scale, *, loop):
 def _of_every_row(one, structure):
     """``one`` of every row, at once.
 
-    A batch of one row, whose size TensorFlow did not know when it traced, gets that row twice:
-    else the vectorizer's shapes come out wrong where the outputs of two layers are added.
+    Where TensorFlow does not know the size of the batch when it traces, there are rows of zeros
+    up to two, whose results are left out: the vectorizer's shapes come out wrong for one row if
+    the outputs of two layers are added, and it stacks no results of no row.
     """
     first = tf.nest.flatten(structure)[0]
     if first.shape[0] is not None:
         return tf.vectorized_map(one, structure)
     size = tf.shape(first)[0]
-    index = tf.range(tf.where(size == 1, 2, size)) % tf.maximum(size, 1)
-    results = tf.vectorized_map(
-        one, tf.nest.map_structure(lambda t: tf.gather(t, index), structure)
-    )
+
+    def two_or_more(tensor):
+        shape = tf.concat([[tf.maximum(2 - size, 0)], tf.shape(tensor)[1:]], 0)
+        return tf.concat([tensor, tf.zeros(shape, tensor.dtype)], 0)
+
+    results = tf.vectorized_map(one, tf.nest.map_structure(two_or_more, structure))
     return tf.nest.map_structure(lambda t: t[:size], results)
 
 

@@ -218,10 +218,16 @@ def test_shares_without_a_row(way, jit_compile):
     _assert_nothing("dense", jit_compile, **EMPTY[way])
 
 
+def test_a_share_without_a_row_that_the_vectorizer_loops_over():
+    _assert_nothing("conv2d", False, backend="vectorized")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(zoo.ZOO))
 def test_rules_of_a_share_without_a_row(name):
     _assert_nothing(name, False)
+    if name in zoo.FEW:
+        _assert_nothing(name, False, backend="vectorized")
 
 
 def _assert_nothing(name, jit_compile, **kwargs):
