@@ -1,8 +1,9 @@
 # make demo          train a small private model and print its epsilon
-# make test          everything CI runs: style, fast tests, lowest versions, heavy tests
+# make test          everything CI runs: style, fast tests, lowest versions, heavy tests, TPU programs
 # make lint, format  check, or repair, the style
 # make bench         measure against plain Keras: time, memory, roofline (about an hour and a half)
 # make bench-peers   measure against other libraries (also in environments of their own; an hour)
+# make bench-tpu     compile private steps for TPUs, without a TPU (1 GB to download; an hour)
 # make clean         remove everything that make created
 #
 # Needs python3 (3.10 to 3.13) and make; the rest goes into .venv. Options:
@@ -10,17 +11,19 @@
 #   TF=tensorflow       the TensorFlow build: tensorflow, cpu, gpu or tpu (an extra of setup.py)
 #   WORKERS=2           processes that run the fast tests
 #   BENCH="--repeats=1 --resume"   flags for the measurements of `make bench` and `make bench-peers`
-#   PYTHON311=...       the Python 3.11 that the other libraries need
+#   PYTHON311=...       the Python 3.11 that the other libraries and the TPU compiler need
+#   TPU="--models=cnn"  flags for `make bench-tpu`
 #   LOWEST_TESTS=...    what `make test` also runs with the lowest versions that setup.py allows
 
 PYTHON ?= python3
 # tensorflow-cpu has no wheels for ARM; there, plain tensorflow is the build for the CPU.
 TF ?= $(if $(filter aarch64 arm64,$(shell uname -m)),tensorflow,cpu)
 WORKERS ?= 2
-PYTHON311 ?= python3.11
+PYTHON311 ?= $(shell $(PYTHON) -c 'import sys; print(\
+	sys.executable if sys.version_info[:2] == (3, 11) else "python3.11")')
 # What an older TensorFlow, Keras, NumPy or dp-accounting can change; all of tests/ takes too long.
 LOWEST_TESTS ?= tests/conformance/test_lin.py tests/conformance/test_same.py tests/optimizers \
-	tests/accounting tests/test_keras_private.py tests/test_requirements.py \
+	tests/accounting tests/auditing tests/test_keras_private.py tests/test_requirements.py \
 	tests/test_training.py tests/test_validation.py
 
 ifeq ($(filter tensorflow cpu gpu tpu,$(TF)),)
@@ -39,13 +42,13 @@ unexport TF_USE_LEGACY_KERAS PYTHONPATH PYTHONHOME
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-fast test-lowest test-slow lint format bench bench-peers \
-	bench-peers-install build-file clean
+.PHONY: demo test test-fast test-lowest test-slow test-tpu lint format bench bench-peers \
+	bench-peers-install bench-tpu bench-tpu-install build-file clean
 
 demo: $(VENV)/demo.installed
 	$(VENV)/bin/python -m train_scripts.demo --output_dir=output/demo
 
-test: lint test-fast test-lowest test-slow
+test: lint test-fast test-lowest test-slow test-tpu
 
 test-fast: $(VENV)/dev.installed
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
@@ -55,6 +58,9 @@ test-lowest: $(LOWEST)/dev.installed
 
 test-slow: $(VENV)/dev.installed
 	$(VENV)/bin/python -m pytest -m slow -n $(WORKERS)
+
+test-tpu: bench-tpu-install
+	$(VENV)/bin/python -m pytest -m tpu tests/benchmarks
 
 lint: $(VENV)/dev.installed
 	$(VENV)/bin/ruff check .
@@ -78,6 +84,15 @@ bench-peers-install: $(VENV)/dev.installed
 
 bench-peers: $(VENV)/dev.installed
 	$(VENV)/bin/python -m benchmarks.peers.run --python=$(PYTHON311) $(BENCH)
+
+bench-tpu-install: $(VENV)/dev.installed
+	$(VENV)/bin/python -m benchmarks.tpu.run --install_only --python=$(PYTHON311)
+
+# What is in output/tpu/results.jsonl already is not compiled again.
+bench-tpu: $(VENV)/dev.installed
+	$(VENV)/bin/python -m benchmarks.tpu.run --python=$(PYTHON311) $(TPU)
+	$(VENV)/bin/python -m benchmarks.tpu.run --python=$(PYTHON311) --cost
+	$(VENV)/bin/python -m benchmarks.tpu.cost
 
 build-file: $(VENV)/dev.installed
 	$(VENV)/bin/python -m tools.build_file

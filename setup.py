@@ -53,6 +53,8 @@ OPTIONAL = {
         "importlib_resources>=6,<8",
         "tensorflow-datasets>=4.9.9,<5",
     ],
+    # The random bits of noise_source="secure".
+    "secure": ["cryptography>=43,<51"],
     "plot": ["matplotlib>=3.8,<4"],
     "tensorboard": ["tensorboard>=2.20,<2.22"],
     # The small data sets of `make demo` ship inside these two.
@@ -68,6 +70,7 @@ DEVELOPMENT = [
     "setuptools>=77",
     *OPTIONAL["datasets"],
     *OPTIONAL["demo"],
+    *OPTIONAL["secure"],
     *OPTIONAL["tensorboard"],
 ]
 

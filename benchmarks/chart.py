@@ -1,4 +1,6 @@
-"""Bar charts that can be read on a light and on a dark page."""
+"""Charts that can be read on a light and on a dark page."""
+
+import contextlib
 
 # Grey with a contrast of 4.5 to white and of 4.2 to GitHub's dark page.
 _INK = "#767676"
@@ -16,17 +18,10 @@ def bars(series, path, label, title):
     """
     if not series:
         return
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot, ticker
-
     models = list(dict.fromkeys(model for values in series.values() for model in values))
-    colours = {"text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _INK}
-    colours |= {"xtick.color": _INK, "ytick.color": _INK, "svg.hashsalt": "keras_dp"}
-    with pyplot.rc_context(colours):
-        width = max(7.0, 0.32 * len(models) * (len(series) + 1))
-        figure, axes = pyplot.subplots(figsize=(width, 4.2), layout="constrained")
+    with _axes(path, title, max(7.0, 0.32 * len(models) * (len(series) + 1))) as axes:
+        from matplotlib import ticker
+
         thickness = 0.84 / len(series)
         for number, (name, values) in enumerate(series.items()):
             offset = (number - (len(series) - 1) / 2) * thickness
@@ -50,8 +45,54 @@ def bars(series, path, label, title):
         axes.set_xticks(range(len(models)), models)
         axes.set_xlabel("model")
         axes.set_ylabel(label)
-        axes.set_title(title)
         axes.grid(axis="y", alpha=0.25)
+
+
+def curves(series, path, x_label, y_label, title):
+    """Draws curves on logarithmic axes.
+
+    Args:
+      series: {name: (x values, y values)}; nothing is drawn when empty. A name's words before a
+        comma choose the colour, those behind it the kind of line.
+      path: of the picture; the suffix decides the format.
+      x_label, y_label: of the axes.
+      title: of the picture.
+    """
+    if not series:
+        return
+    subjects = list(dict.fromkeys(name.split(",")[0] for name in series))
+    kinds = list(dict.fromkeys(name.partition(",")[2] for name in series))
+    with _axes(path, title, 7.0) as axes:
+        for name, (x, y) in series.items():
+            subject, _, kind = name.partition(",")
+            axes.plot(
+                x,
+                y,
+                ("-", "--", ":", "-.")[kinds.index(kind) % 4],
+                label=name,
+                color=_COLOURS[subjects.index(subject) % len(_COLOURS)],
+            )
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
+        axes.grid(alpha=0.25)
+
+
+@contextlib.contextmanager
+def _axes(path, title, width):
+    """Axes to draw on, which become the picture ``path``."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    colours = {"text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _INK}
+    colours |= {"xtick.color": _INK, "ytick.color": _INK, "svg.hashsalt": "keras_dp"}
+    with pyplot.rc_context(colours):
+        figure, axes = pyplot.subplots(figsize=(width, 4.2), layout="constrained")
+        yield axes
+        axes.set_title(title)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
         figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)

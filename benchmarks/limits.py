@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import signal
 import subprocess
 import time
 
@@ -43,6 +44,9 @@ def run(command, *, seconds, gigabytes, log):
     lines = [line for line in output.read_text().splitlines() if line.startswith("{")]
     if process.returncode == 0 and lines:
         return json.loads(lines[-1])
+    if process.returncode < 0:  # what it wrote last need not be why
+        name = signal.Signals(-process.returncode).name
+        return {"error": f"exit code {process.returncode} ({name})", "peak_rss_mb": peak}
     last = (log.read_text().splitlines() or [""])[-1]
     return {"error": f"exit code {process.returncode}: {last[:300]}", "peak_rss_mb": peak}
 

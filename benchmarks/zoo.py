@@ -53,12 +53,12 @@ class Entry:
 GREY, COLOUR = (28, 28, 1), (32, 32, 3)
 
 ZOO = {
-    "mlp": Entry("mlp", 256, (4096, 1024), (784,), 10, 1_863_690),
+    "mlp": Entry("mlp", 256, (4096, 2048), (784,), 10, 1_863_690),
     "cnn": Entry("cnn", 256, (4096, 256), GREY, 10, 26_010),
     "resnet18": Entry("resnet", 32, (256, 32), COLOUR, 10, 11_173_962),
     "vit": Entry("vit", 64, (512, 64), COLOUR, 10, 2_693_194),
     "text": Entry("text_transformer", 64, (1024, 64), (128,), 2, 1_693_442, 10_000),
-    "lstm": Entry("lstm", 64, (4096, 64), (64,), 2, 739_074, 10_000),
+    "lstm": Entry("lstm", 64, (4096, 512), (64,), 2, 739_074, 10_000),
     "wrn16_4": Entry("wide_resnet", 32, (256, 32), COLOUR, 10, 2_748_890),
     "vit12": Entry(
         "vit",

@@ -9,7 +9,15 @@ from keras_dp import _requirements
 
 _requirements.check()
 
-from keras_dp import callbacks, distribution, entry_points, rules, testing, training  # noqa: E402
+from keras_dp import (  # noqa: E402
+    auditing,
+    callbacks,
+    distribution,
+    entry_points,
+    rules,
+    testing,
+    training,
+)
 from keras_dp.accounting import (  # noqa: E402
     compute_batch_size,
     compute_delta,
@@ -74,6 +82,7 @@ __all__ = [
     "Problem",
     "UnclippedGradientsError",
     "__version__",
+    "auditing",
     "callbacks",
     "clipped_gradients",
     "compute_batch_size",

@@ -22,6 +22,8 @@ these names changes. Why each is needed:
 ``unscale_loss_for_distribution``  multiplies it; an example's loss has nothing of either.
 ``_maybe_symbolic_build``, ``make_*_function``, ``reduce_per_replica``  what plain Keras cannot do
                               under some strategies; see ``keras_dp.distribution.trainer``.
+``Model._initial_epoch``      where ``fit`` goes on after ``BackupAndRestore``: of several workers
+                              only the chief may have what was backed up.
 """
 
 import contextlib
@@ -37,7 +39,7 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses import loss as losses
 from keras.src.models.functional import Functional
 from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
+from keras.src.random.seed_generator import global_seed_generator
 
 __all__ = ["TensorFlowTrainer", "trainer"]
 
@@ -77,6 +79,16 @@ def own_strategy(model):
     return model._distribute_strategy
 
 
+def restored_epoch(model):
+    """The epoch at which ``BackupAndRestore`` has the next ``fit`` go on, or None."""
+    return model._initial_epoch
+
+
+def set_restored_epoch(model, epoch):
+    """Has ``fit`` go on at ``epoch``, as ``BackupAndRestore`` does; None leaves it to ``fit``."""
+    model._initial_epoch = epoch
+
+
 def all_layers(model):
     """``model`` itself and every layer nested in it, each once."""
     return list(model._flatten_layers())
@@ -107,7 +119,7 @@ def make_shared_seed_generator():
 
 def _shared_seed_generators():
     """That generator, if this thread has one: the threads of several replicas have none."""
-    shared = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    shared = global_state.get_global_attribute("global_seed_generator")
     return [] if shared is None else [shared]
 
 

@@ -4,9 +4,10 @@ Keras tells callbacks the model and the number of batches, not the data. What ac
 privacy has to see the data: batches of a shuffled array are not Poisson draws, and an array of
 1,000 rows is not the data set of 10,000 that somebody wrote into an argument. Nor does Keras
 call anybody before ``train_on_batch``. So importing keras_dp wraps these two public methods of
-the trainer. The wrappers note and ask; they change neither arguments nor results. One mistake that
-would leave somebody unprotected shows in the arguments alone, and is refused here: batches of
-users that the optimizer would clip row by row.
+the trainer. The wrappers note and ask, and change no result. Under a strategy of several devices
+they change arguments: each worker trains on its share of the data, and the workers compare what
+they are about to do. One mistake that would leave somebody unprotected shows in the arguments
+alone, and is refused here: batches of users that the optimizer would clip row by row.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ import inspect
 import weakref
 
 from keras_dp import _keras
-from keras_dp.distribution import data
+from keras_dp.distribution import agreement, data
 from keras_dp.errors import PrivacyError
 from keras_dp.optimizers.base import private_optimizer
 from keras_dp.sampling import PoissonSampler
@@ -36,9 +37,9 @@ class FitCall:
         bound.apply_defaults()
         self.arguments = dict(list(bound.arguments.items())[1:])
 
-    def on(self, x):
-        """The same arguments with other data in the place of x."""
-        return self.arguments | {"x": x}
+    def but(self, **others):
+        """The same arguments with others in the place of some."""
+        return self.arguments | others
 
     def __getattr__(self, name):
         try:
@@ -123,13 +124,18 @@ def install():
             with _inside_fit(self, call):
                 return plain_fit(self, *args, **kwargs)
         _begin_logical_batch(self, optimizer)
-        with _inside_fit(self, call), data.delivered(self, call.x) as x:
-            return plain_fit(self, **call.on(x))
+        with (
+            _inside_fit(self, call),
+            data.delivered(self, call.x) as x,
+            agreement.required(self, call) as callbacks,
+        ):
+            shuffle = call.shuffle and x is call.x  # a worker's share is in order as it is
+            return plain_fit(self, **call.but(x=x, callbacks=callbacks, shuffle=shuffle))
 
     @functools.wraps(plain_train_on_batch)
     def train_on_batch(self, *args, **kwargs):
         if private_optimizer(self) is not None:
-            data.require_one_worker(self)
+            data.refuse_train_on_batch(self)
         for callback in _asked(self):
             callback.before_train_on_batch(self)
         return plain_train_on_batch(self, *args, **kwargs)

@@ -55,6 +55,22 @@ class GaussianNoise:
             self._drawn = tf.Variable(0, dtype=tf.int64, trainable=False, name="noise_drawn")
         self._process = os.getpid()
 
+    def add(self, tensors, stddev):
+        """The float32 ``tensors``, each with fresh noise of that standard deviation added."""
+        noise = self.draw([tuple(t.shape) for t in tensors], stddev)
+        return [t + z for t, z in zip(tensors, noise)]
+
+    @property
+    def variables(self):
+        """list of tf.Variable: the secret, and how much has been drawn."""
+        return [self._secret, self._drawn]
+
+    @property
+    def fingerprint(self):
+        """str: equal for sources that will draw the same. A hash, which shows no secret."""
+        state = self._secret.numpy().tobytes() + self._drawn.numpy().tobytes()
+        return hashlib.blake2b(state, digest_size=16, person=b"keras_dp noise").hexdigest()
+
     def draw(self, shapes, stddev):
         """One fresh float32 Gaussian tensor per shape, all independent, with mean 0.
 
@@ -75,35 +91,36 @@ class GaussianNoise:
         sizes = [math.prod(shape) for shape in shapes]
         streams = _streams(sizes)
         first = self._drawn.assign_add(len(streams)) - len(streams)
-        key = tf.bitcast(self._secret[:1], tf.uint64)
         flat = []
         for number, members in enumerate(streams):
             lengths = [sizes[k] for k in members]
             odd = sum(lengths) % 2
-            bits = self._bits(key, first + number, sum(lengths) + odd)
-            flat += tf.split(_box_muller(bits, stddev), lengths + [1] * odd)[: len(lengths)]
+            normals = self._normals(first + number, sum(lengths) + odd, stddev)
+            flat += tf.split(normals, lengths + [1] * odd)[: len(lengths)]
         return [v if len(s) == 1 else tf.reshape(v, s) for v, s in zip(flat, shapes)]
 
-    def _bits(self, key, number, count):
+    def _normals(self, number, count, stddev):
+        """``count`` normals, an even number, of the stream with this number."""
         # A Philox counter has 128 bits: the low half counts within the stream, the high
         # half names it. Integer addition wraps around, so distinct numbers stay distinct.
         counter = tf.stack([tf.constant(0, tf.int64), self._secret[1] + number])
-        return tf.raw_ops.StatelessRandomUniformFullIntV2(
+        bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
             shape=[count],
-            key=key,
+            key=tf.bitcast(self._secret[:1], tf.uint64),
             counter=tf.bitcast(counter, tf.uint64),
             alg=_PHILOX,
             dtype=tf.uint32,
         )
+        return _box_muller(bits, stddev)
 
     def __deepcopy__(self, memo):
-        return GaussianNoise()
+        return type(self)()
 
     def __reduce__(self):
-        return GaussianNoise, ()
+        return type(self), ()
 
     def __repr__(self):
-        return "<GaussianNoise>"
+        return f"<{type(self).__name__}>"
 
 
 def _streams(sizes):

@@ -33,17 +33,20 @@ def private_train_step(model, optimizer, data):
       dict of metric results, as ``keras.Model.train_step`` returns. They are computed from
       the private data without noise: what they show is not covered by the guarantee.
     """
+    _refuse_secure_noise_under_xla(model, optimizer)
     x, y, sample_weight, given = _unpack(data)
-    if not model.jit_compile:
+    tpu = compilation.is_for_tpu()
+    xla = model.jit_compile or tpu
+    if not xla:
         x, y, sample_weight = _without_last_padding(
             x, y, sample_weight, optimizer.examples_per_user or 1
         )
-    logs, by_itself = {}, model.jit_compile and trainer.is_distributed(model)
+    logs, by_itself = {}, xla and not tpu and trainer.is_distributed(model)
 
     def observe(result, batch):
         logs.update(_update_metrics(model, result, batch))
 
-    with compilation.outside_xla(not model.jit_compile):
+    with compilation.outside_xla(not xla):
         clipped = gradients.accumulate(
             model,
             x,
@@ -100,6 +103,18 @@ def _without_last_padding(x, y, sample_weight, per_user):
     inputs = x.x if isinstance(x, Piece) else x
     inputs, y, sample_weight = rows.take((inputs, y, sample_weight), 0, number)
     return x._replace(x=inputs) if isinstance(x, Piece) else inputs, y, sample_weight
+
+
+def _refuse_secure_noise_under_xla(model, optimizer):
+    if (
+        optimizer.noise_source == "secure"
+        and model.jit_compile
+        and not trainer.is_distributed(model)
+    ):
+        raise PrivacyError(
+            'noise_source="secure" is drawn outside the graph, which XLA cannot compile. Pass '
+            "jit_compile=False to compile, or take the default noise source."
+        )
 
 
 def _refuse_pieces(data):

@@ -1,6 +1,7 @@
-"""The encoder block and the position table that the vision and text transformers share."""
+"""What the vision and text transformers share: encoder block, position table, class token."""
 
 import keras
+from keras import ops
 
 
 @keras.saving.register_keras_serializable(package="keras_dp_models")
@@ -25,13 +26,34 @@ class LearnedPosition(keras.layers.Layer):
         return inputs + self.table
 
 
-def encoder_block(x, heads, mlp_dim):
+@keras.saving.register_keras_serializable(package="keras_dp_models")
+class ClassToken(keras.layers.Layer):
+    """Puts one learned vector before the positions: ``[batch, positions + 1, dim]``.
+
+    What the encoder makes of it stands for the whole input (Devlin et al. 2019, arXiv 1810.04805).
+    """
+
+    def build(self, input_shape):
+        """Makes the vector ``[1, 1, dim]``, zeros at first."""
+        self.token = self.add_weight(name="token", shape=(1, 1, input_shape[-1]))
+        self.token.assign(ops.zeros_like(self.token))
+
+    def call(self, inputs):
+        """The same vector, then the positions of each example."""
+        token = ops.cast(self.token, inputs.dtype)
+        return ops.concatenate([ops.zeros_like(inputs[:, :1]) + token, inputs], axis=1)
+
+
+def encoder_block(x, heads, mlp_dim, epsilon=1e-5, dropout=0.0, name=None):
     """Self-attention and an MLP, each after layer normalisation and with a residual connection.
 
     Args:
       x: ``[batch, positions, dim]``; ``dim`` is split over the heads.
       heads: number of attention heads.
       mlp_dim: hidden units of the MLP.
+      epsilon: of the layer normalisations.
+      dropout: share of the outputs of attention and MLP that is dropped in training.
+      name: prefix of the names of the layers, or None.
 
     Returns:
       A tensor of the shape of ``x``.
@@ -43,8 +65,18 @@ def encoder_block(x, heads, mlp_dim):
     dim = x.shape[-1]
     if dim % heads:
         raise ValueError(f"dim must be a multiple of heads, received dim={dim}, heads={heads}.")
-    h = layers.LayerNormalization(epsilon=1e-5)(x)
-    x = layers.Add()([x, layers.MultiHeadAttention(heads, dim // heads)(h, h)])
-    h = layers.LayerNormalization(epsilon=1e-5)(x)
-    h = layers.Dense(mlp_dim, activation="gelu")(h)
-    return layers.Add()([x, layers.Dense(dim)(h)])
+
+    def named(part):
+        return name and f"{name}_{part}"
+
+    def residual(h, part):
+        if dropout:
+            h = layers.Dropout(dropout, name=named(f"{part}_dropout"))(h)
+        return layers.Add(name=named(f"{part}_sum"))([x, h])
+
+    h = layers.LayerNormalization(epsilon=epsilon, name=named("attention_norm"))(x)
+    attention = layers.MultiHeadAttention(heads, dim // heads, name=named("attention"))
+    x = residual(attention(h, h), "attention")
+    h = layers.LayerNormalization(epsilon=epsilon, name=named("mlp_norm"))(x)
+    h = layers.Dense(mlp_dim, activation="gelu", name=named("mlp1"))(h)
+    return residual(layers.Dense(dim, name=named("mlp2"))(h), "mlp")

@@ -50,6 +50,7 @@ def test_layers_weights_and_seeds():
     assert sum(isinstance(layer, keras.layers.Dense) for layer in layers) == 2
     owned = [v for layer in layers for v in _keras.own_trainable_variables(layer)]
     assert {id(v) for v in owned} == {id(v) for v in model.trainable_variables}
+    _keras.make_shared_seed_generator()
     assert len(_keras.seed_generators(model)) == 2  # the dropout's and the shared one
     model.layers[1].trainable = False
     assert _keras.own_trainable_variables(model.layers[1]) == []

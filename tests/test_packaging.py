@@ -95,7 +95,7 @@ def test_tensorflow_is_offered_as_extras_and_never_required(metadata):
     for extra, distribution in TENSORFLOW_BUILDS.items():
         assert list(named(metadata["extras_require"][extra])) == [distribution]
     others = {k: v for k, v in metadata["extras_require"].items() if k not in TENSORFLOW_BUILDS}
-    assert set(others) == {"datasets", "plot", "tensorboard", "demo", "dev", "all"}
+    assert set(others) == {"datasets", "plot", "tensorboard", "demo", "secure", "dev", "all"}
     for requirements in others.values():
         assert not builds & set(named(requirements))
 
@@ -219,7 +219,15 @@ def test_no_tracked_file_is_large():
     assert {path: size for path, size in sizes.items() if size > 2**20} == {}
 
 
-OPTIONAL = ["matplotlib", "mlxtend", "pandas", "sklearn", "tensorboard", "tensorflow_datasets"]
+OPTIONAL = [
+    "cryptography",
+    "matplotlib",
+    "mlxtend",
+    "pandas",
+    "sklearn",
+    "tensorboard",
+    "tensorflow_datasets",
+]
 
 
 def test_importing_the_library_loads_nothing_else():

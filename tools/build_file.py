@@ -43,6 +43,7 @@ SEPARATE_ENVIRONMENTS = {
     "flax",
     "jax",
     "jax_privacy",
+    "jaxlib",
     "opacus",
     "optax",
     "tensorflow_addons",
@@ -281,6 +282,8 @@ def _test_attributes(module):
     # whose changes Bazel does not see.
     if ".parents[" in module.source:
         attributes["tags"] = ["external", "local"]
+    if "mark.tpu" in module.source:  # needs the environment that `make bench-tpu-install` makes
+        attributes["tags"] = ["external", "local", "manual"]
     attributes["deps"] = _dependencies(module)
     return attributes
 

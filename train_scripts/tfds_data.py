@@ -147,6 +147,10 @@ class ToPair:
                 x = tf.image.resize(x, self._image_size, antialias=True).numpy()
         return x, np.int64(example[self._label])
 
+    def image_and_label(self, example):
+        """``(image as it is stored, int64 label)``, without a change of size or range."""
+        return np.asarray(example[self._input]), np.int64(example[self._label])
+
 
 def _scaled(image):
     image = np.asarray(image)

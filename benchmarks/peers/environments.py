@@ -15,13 +15,14 @@ LIBRARIES = tuple(sorted(path.stem for path in REQUIREMENTS.glob("*.txt")))
 FOLDER = ROOT / ".venvs"
 
 
-def interpreter(library, python, folder=FOLDER):
+def interpreter(library, python, folder=FOLDER, requirements=None):
     """The interpreter of a library's environment, which is made if it is missing or out of date.
 
     Args:
-      library: one of LIBRARIES.
+      library: one of LIBRARIES, or another name with ``requirements`` of its own.
       python: the Python 3.11 to make it with.
       folder: where the environments are.
+      requirements: path of the file with the versions, for pip; by default the library's.
 
     Returns:
       Path of the interpreter.
@@ -31,13 +32,13 @@ def interpreter(library, python, folder=FOLDER):
     """
     environment = folder / library
     path = environment / "bin" / "python"
-    wanted = (REQUIREMENTS / f"{library}.txt").read_text()
+    requirements = requirements or REQUIREMENTS / f"{library}.txt"
+    wanted = requirements.read_text()
     installed = environment / "installed.txt"
     if installed.exists() and installed.read_text() == wanted:
         return path
     print(f"Installing {library} into {environment.name}", flush=True)
     shutil.rmtree(environment, ignore_errors=True)
-    requirements = REQUIREMENTS / f"{library}.txt"
     _run([python, "-m", "venv", environment])
     _require_version(path)
     _run([path, "-m", "pip", "install", "--quiet", "--requirement", requirements])

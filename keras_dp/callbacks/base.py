@@ -9,8 +9,10 @@ from keras_dp.accounting import advice
 from keras_dp.accounting.checks import checked_delta
 from keras_dp.accounting.ledger import PrivacyLedger
 from keras_dp.callbacks.accumulated import accumulation
+from keras_dp.callbacks.shared import SharedSpending
 from keras_dp.callbacks.source import DRAWS, Source
 from keras_dp.callbacks.spending import current_spending, spending
+from keras_dp.distribution import cluster
 from keras_dp.errors import PrivacyError
 from keras_dp.optimizers.base import private_optimizer
 
@@ -22,16 +24,23 @@ class AccountingCallback(keras.callbacks.Callback):
     that follows only how many updates there *may* have been (``_bound``); how many there were is
     read from the optimizer, whenever more than what is reserved might be made next.
 
+    Of several workers, each has the callback, and the chief alone has the ledger; see
+    :mod:`keras_dp.callbacks.shared`. The others get its entries at the end of each epoch.
+
     Args:
       sampler, num_examples, sampling, delta, ledger: see :class:`EpsilonLogger`.
     """
+
+    on_every_worker = True  # which keras_dp.distribution makes sure of
 
     def __init__(self, sampler, num_examples, sampling, delta, ledger):
         super().__init__()
         self._source = Source(type(self).__name__, sampler, num_examples, sampling)
         self._source.check_settings()
         self._delta = checked_delta(delta)
-        self._ledger = self._opened(ledger)
+        self._ledger = self._given_ledger = self._opened(ledger)
+        self._copy_of_ledger = None
+        self._strategy = None
         self._optimizer = self._spending = self._examples_seen = self._layout = None
         self._within = None  # what may be spent: a function of phases, or no limit
 
@@ -66,8 +75,10 @@ class AccountingCallback(keras.callbacks.Callback):
                 "Compile with keras_dp.DPSGD, keras_dp.DPAdam or any optimizer of "
                 "keras_dp.make_private, or take the callback out."
             )
+        self._strategy = _keras.own_strategy(self.model)
+        self._ledger = self._ledger_of_worker()
         self._fit = entry_points.current_fit(self.model)
-        self._source.check(optimizer, self._fit)
+        self._source.check(optimizer, self._fit, cluster.workers_of(self._strategy))
         if self._fit is None:
             optimizer.begin_logical_batch()
         self._layout, self._ended_early = self._layout_of(optimizer), False
@@ -89,6 +100,7 @@ class AccountingCallback(keras.callbacks.Callback):
             self._layout.cut()
         self._follow(self._optimizer)
         self._spending.begin_epoch()
+        self._share_ledger()
         self._bound = self._spending.read()
         if self._made_before_fit is None:
             self._made_before_fit = self._bound
@@ -110,7 +122,8 @@ class AccountingCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Sets the ledger to what was made, and refuses batches from elsewhere."""
-        self._spending.end_epoch()
+        self._from_chief(self._spending.end_epoch)
+        self._share_ledger()
         updates = self._spending.made - self._made_before_epoch
         self._ended_early |= not self._layout.ended(self._last_batch + 1, updates)
         self._check_draws()
@@ -144,9 +157,57 @@ class AccountingCallback(keras.callbacks.Callback):
 
     def _follow(self, optimizer):
         """Looks for, or starts, the spending of an optimizer on the ledger."""
+        phase, _ = self._counted(optimizer)
+        if cluster.workers_of(self._strategy) == 1:
+            self._spending = self._own_spending(optimizer)
+        else:
+            self._spending = SharedSpending(
+                self._strategy, optimizer, phase, lambda: self._own_spending(optimizer)
+            )
+
+    def _own_spending(self, optimizer):
+        """The spending of an optimizer, in the ledger that this process keeps."""
+        return spending(self._ledger, optimizer, *self._counted(optimizer))
+
+    def _counted(self, optimizer):
         layout = self._layout if optimizer is self._optimizer else self._layout_of(optimizer)
         phase = self._source.phase(optimizer, participations=layout.participations)
-        self._spending = spending(self._ledger, optimizer, phase, layout.passes)
+        return phase, layout.passes
+
+    def _ledger_of_worker(self):
+        """The ledger that was given; in its place one in memory on workers that keep no file."""
+        given = self._given_ledger
+        if given.path is None or self._is_chief:
+            return given
+        if self._copy_of_ledger is None:
+            self._copy_of_ledger = PrivacyLedger(
+                num_examples=given.num_examples, name=given.name, fingerprint=given.fingerprint
+            )
+        return self._copy_of_ledger
+
+    def _share_ledger(self):
+        """Gives the other workers the entries of the chief's ledger."""
+        if cluster.workers_of(self._strategy) == 1:
+            return
+        entries = self._from_chief(self._ledger.to_json)
+        if not self._is_chief:
+            self._ledger.merge(PrivacyLedger.from_json(entries))
+
+    def _from_chief(self, make):
+        """What ``make`` gives, of several workers on the chief."""
+        return cluster.from_chief(self._strategy, make)
+
+    @property
+    def _speaks(self):
+        """Whether this process prints: of several workers the chief."""
+        return self.verbose and self._is_chief
+
+    @property
+    def _is_chief(self):
+        return cluster.worker_number(self._strategy) == 0
+
+    def __repr__(self):
+        return f"<{type(self).__name__} of {self._source!r}, delta={self._delta:g}>"
 
     def _layout_of(self, optimizer):
         return self._source.layout(optimizer, getattr(self, "_fit", None), self._batches)

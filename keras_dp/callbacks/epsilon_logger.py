@@ -15,6 +15,9 @@ class EpsilonLogger(AccountingCallback):
     it assumes and what it does not cover. Epsilon is that of :func:`keras_dp.compute_epsilon`, by
     RDP; neither it nor the printed text depends on the data.
 
+    Of several workers (``MultiWorkerMirroredStrategy``) each needs the callback; the chief keeps
+    the ledger and prints, and all have the same ``logs["epsilon"]``.
+
     The logged loss and metrics, of training and validation data alike, are *not* private, nor is
     a choice that is made by them.
 
@@ -79,7 +82,7 @@ class EpsilonLogger(AccountingCallback):
         self._shown = None
         self._due = None if self._every is None else self._next_due()
         news = self._spending.news()
-        if self.verbose and news:
+        if self._speaks and news:
             print(f"EpsilonLogger: {news}")
 
     def on_train_batch_end(self, batch, logs=None):
@@ -90,7 +93,7 @@ class EpsilonLogger(AccountingCallback):
         if self._bound >= self._due:
             self._bound = self._spending.read()
         if self._bound >= self._due:
-            self._shown = self.epsilon
+            self._shown = self._from_chief(lambda: self.epsilon)
             self._due = self._next_due()
         if logs is not None and self._shown is not None:
             logs["epsilon"] = self._shown
@@ -107,5 +110,5 @@ class EpsilonLogger(AccountingCallback):
 
     def on_train_end(self, logs=None):
         """Prints the guarantee."""
-        if self.verbose:
+        if self._speaks:
             print(self._ledger.statement(self._delta))

@@ -5,7 +5,7 @@ import math
 from keras_dp.accounting import epsilon_of_phases
 from keras_dp.accounting.checks import checked_number
 from keras_dp.callbacks.base import AccountingCallback
-from keras_dp.errors import BudgetExceededError
+from keras_dp.errors import BudgetExceededError, PrivacyError
 
 
 class PrivacyBudget(AccountingCallback):
@@ -19,6 +19,9 @@ class PrivacyBudget(AccountingCallback):
     fewer are left, none of them is made. A ``fit`` that could make no update at all raises, and so
     does ``model.train_on_batch`` if the last ``fit`` of the model had this callback. When to stop
     depends on public numbers only.
+
+    Of several workers each needs the callback; the chief decides, by its ledger, and all stop
+    before the same update.
 
     With a ``ledger``, earlier trainings on the same data count, and so do others that run at the
     same time: what they have reserved is not there to be spent.
@@ -78,8 +81,12 @@ class PrivacyBudget(AccountingCallback):
                 "updates_left has no optimizer yet: train with this callback first, or pass the "
                 "optimizer: budget.updates_left(model.optimizer)."
             )
-        self._follow(optimizer)
-        return self._spending.updates_left(self._allows)
+        if not self._is_chief:
+            raise PrivacyError(
+                "updates_left was called on a worker that does not keep the ledger. Ask on the "
+                "chief: if keras_dp.distribution.is_chief(strategy)."
+            )
+        return self._own_spending(optimizer).updates_left(self._allows)
 
     def on_epoch_begin(self, epoch, logs=None):
         """Refuses to begin what the budget does not allow."""
@@ -104,6 +111,9 @@ class PrivacyBudget(AccountingCallback):
         super().before_train_on_batch(model)
         self._require_room(1)
 
+    def __repr__(self):
+        return f"{super().__repr__()[:-1]}, max_epsilon={self.max_epsilon:g}>"
+
     def _require_room(self, at_once):
         if self._prepared:
             return
@@ -123,7 +133,7 @@ class PrivacyBudget(AccountingCallback):
         if self.model.stop_training:
             return
         self.model.stop_training = True
-        if self.verbose:
+        if self._speaks:
             new_line = "\n" if self.params.get("verbose") in (1, "auto") else ""  # after the bar
             print(
                 f"{new_line}PrivacyBudget: training stopped after {self.steps} updates at epsilon "

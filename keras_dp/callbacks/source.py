@@ -50,6 +50,9 @@ class Source:
         self._unit = getattr(sampler, "unit", "example")
         self._examples_per_user = getattr(sampler, "examples_per_user", None)
 
+    def __repr__(self):
+        return f"{self.num_examples} {self._unit}s with sampling={self.sampling!r}"
+
     @property
     def updates_drawn(self):
         """int, draws that the sampler has handed out so far; None if that cannot be known."""
@@ -97,12 +100,13 @@ class Source:
             examples_per_user=self._examples_per_user,
         )
 
-    def check(self, optimizer, fit):
+    def check(self, optimizer, fit, workers=1):
         """Refuses an optimizer, or a ``fit``, that cannot be of these batches.
 
         Args:
           optimizer: DP optimizer.
           fit: :class:`keras_dp.entry_points.FitCall`, or None if nobody saw it.
+          workers: int >= 1, processes that train together, each on data of its own.
 
         Raises:
           PrivacyError: with what does not fit, and what to do.
@@ -113,6 +117,8 @@ class Source:
         require_same_users(self.sampler, optimizer)
         if fit is None:
             return
+        if workers > 1:
+            self._check_workers(workers, fit)
         if self.sampler is not None:
             self._check_fit_gets_sampler(fit)
         else:
@@ -134,6 +140,16 @@ class Source:
                 f"sampling={self.sampling!r} each batch is a draw of its own: an example could be "
                 "in several of them. Leave gradient_accumulation_steps out, and pass "
                 "PoissonSampler physical_batch_size= to have one draw in several pieces."
+            )
+
+    def _check_workers(self, workers, fit):
+        """Draws that each worker makes for itself hold an example once for each of them."""
+        if self.sampling in DRAWS and not hasattr(fit.x, "sampling"):
+            raise PrivacyError(
+                f"fit trains on {describe(fit.x)} on {workers} workers. Whether their batches are "
+                f"parts of one draw, which sampling={self.sampling!r} means, cannot be told. Train "
+                "on keras_dp.PoissonSampler itself, model.fit(sampler, ...), of which each worker "
+                "takes its share."
             )
 
     def _check_fit_gets_sampler(self, fit):

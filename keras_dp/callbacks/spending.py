@@ -91,7 +91,7 @@ class Spending:
         self.overlap, self.adopted = known - self._start, self.made - self._start
         self._closed_stop, self._in_epoch = self._start, False
         self._closed_passes = self._passes_waiting()
-        self._reserved = self._granted = self.made
+        self._reset_reserved(self.made)
         self._writer, self._revision, self._put_entry = secrets.token_hex(16), 0, None
         self._book.live[self._writer] = self._entry_now
         self._close_passes()
@@ -144,7 +144,12 @@ class Spending:
 
     def reserved(self, within=None):
         """int, number of the last update that may be made without another :meth:`reserve`."""
-        return self._reserved if within is None else self._granted
+        return self._reserved if within is None else self._granted.get(within, self._least)
+
+    def _reset_reserved(self, made):
+        # Each limit allows for itself: what one of them grants is no word of the others.
+        self._reserved = self._least = made
+        self._granted = {}
 
     def reserve(self, stop, within=None):
         """Has the ledger count the updates up to number ``stop`` before they are made.
@@ -166,7 +171,7 @@ class Spending:
                 most = self._largest(most, within)
                 if most < stop:
                     return False
-                self._granted = most
+                self._granted[within] = most
             self._reserved, self._kept = max(most, made), self._optimizer()
             self._put()
         return True
@@ -210,7 +215,7 @@ class Spending:
 
     def settle(self):
         """Sets the ledger to what was made: nothing is under way."""
-        self._reserved = self._granted = self.read()
+        self._reset_reserved(self.read())
         if self._differs():
             with self._writing():
                 self._put()
@@ -231,7 +236,7 @@ class Spending:
             with self._book.exclusive():
                 yield
         except BaseException:
-            self._reserved = self._granted = self.made
+            self._reset_reserved(self.made)
             self._put_entry = None  # whatever is on file, it has to be written again
             raise
 

@@ -7,6 +7,8 @@ does not show who will compile it, so only what is known counts.
 import contextlib
 import contextvars
 
+import tensorflow as tf
+
 _outside_xla = contextvars.ContextVar("outside_xla", default=False)
 
 
@@ -23,3 +25,12 @@ def outside_xla(known):
 def is_outside_xla():
     """Whether that is known of the step being traced."""
     return _outside_xla.get()
+
+
+def is_for_tpu():
+    """Whether the step being traced is one of TPUs, where XLA compiles everything.
+
+    ``jit_compile`` of the model does not tell: under any strategy Keras takes "auto" for False.
+    """
+    kinds = (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy)
+    return isinstance(tf.distribute.get_strategy(), kinds)

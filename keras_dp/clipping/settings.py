@@ -6,6 +6,7 @@ import numbers
 
 from keras_dp.clipping import clip
 
+NOISE_SOURCES = ("fast", "secure")
 BACKENDS = ("auto", "layerwise", "vectorized", "loop")
 
 
@@ -26,6 +27,7 @@ class PrivacySettings:
       examples_per_user: None, and a unit is an example, one row. Or k, and a unit is a user: k
         consecutive rows, of which missing ones are padding. The gradient of a user is the mean
         over the rows that are there.
+      noise_source: what the noise's random bits come from.
     """
 
     l2_norm_clip: float
@@ -37,6 +39,7 @@ class PrivacySettings:
     gradient_accumulation_steps: int | None = None
     augmentations: int | None = None
     examples_per_user: int | None = None
+    noise_source: str = "fast"
 
     def __post_init__(self):
         require(
@@ -74,6 +77,12 @@ class PrivacySettings:
             )
         require(self.clipping in clip.CLIPPINGS, "clipping", self.clipping, _one_of(clip.CLIPPINGS))
         require(self.backend in BACKENDS, "backend", self.backend, _one_of(BACKENDS))
+        require(
+            self.noise_source in NOISE_SOURCES,
+            "noise_source",
+            self.noise_source,
+            _one_of(NOISE_SOURCES),
+        )
 
     @property
     def rows_per_unit(self):

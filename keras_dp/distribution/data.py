@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_dp import _keras
 from keras_dp.clipping import rows
+from keras_dp.distribution.cluster import worker_number, workers_of
 from keras_dp.errors import PrivacyError
 from keras_dp.optimizers import replicas
 from keras_dp.sampling import PoissonSampler
@@ -36,12 +37,14 @@ def delivered(model, x):
     replicas.require_supported(strategy)
     several = workers_of(strategy) > 1
     if not isinstance(x, PoissonSampler):
-        if several and not isinstance(x, tf.data.Dataset | tf.distribute.DistributedDataset):
+        if several and not _is_made_for_each_worker(x, strategy):
             raise PrivacyError(
                 f"fit received a {type(x).__name__} on {workers_of(strategy)} workers, each of "
-                "which would shuffle it for itself: an example could be in an epoch twice. Train "
-                "on keras_dp.PoissonSampler(x, y, batch_size=...), of which each worker takes "
-                "its share."
+                "which would shuffle, or draw, for itself: an example could be in an update, and "
+                "an epoch, once for each of them. Train on keras_dp.PoissonSampler(x, y, "
+                "batch_size=...), of which each worker takes its share; or say yourself what each "
+                "gets, strategy.distribute_datasets_from_function(lambda context: ...), in parts "
+                "that have no example in common."
             )
         yield x
         return
@@ -54,13 +57,21 @@ def delivered(model, x):
             yield x
 
 
-def workers_of(strategy):
-    """int, the processes that train together under ``strategy``."""
-    resolver = strategy.cluster_resolver
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) or resolver is None:
-        return 1
-    cluster = resolver.cluster_spec()
-    return sum(len(cluster.job_tasks(job)) for job in ("chief", "worker") if job in cluster.jobs)
+def refuse_train_on_batch(model):
+    """Refuses batches of which nobody can tell whether the workers have the same examples."""
+    workers = workers_of(_keras.own_strategy(model))
+    if workers > 1:
+        raise PrivacyError(
+            f"train_on_batch was called on one of {workers} workers. If they are given the same "
+            "batch, each of its examples counts once for each worker, and the noise would be too "
+            "small. Train with fit on keras_dp.PoissonSampler."
+        )
+
+
+def _is_made_for_each_worker(x, strategy):
+    """Whether ``x`` is from distribute_datasets_from_function; auto-sharded data are not."""
+    empty = strategy.distribute_datasets_from_function(lambda _: tf.data.Dataset.range(0))
+    return isinstance(x, type(empty))
 
 
 def shared_out(batch, strategy, rows_per_unit=1):
@@ -88,32 +99,8 @@ def shared_out(batch, strategy, rows_per_unit=1):
     return rebuild(strategy.experimental_distribute_values_from_function(share))
 
 
-def require_one_worker(model):
-    """Refuses ``train_on_batch`` on several workers, which may all be given the same examples."""
-    strategy = _keras.own_strategy(model)
-    if strategy is not None and workers_of(strategy) > 1:
-        raise PrivacyError(
-            f"train_on_batch was called on {workers_of(strategy)} workers, and nothing tells "
-            "whether they were given different examples: one given to all would be in the update "
-            "once for each. Call fit on keras_dp.PoissonSampler(x, y, batch_size=...), of which "
-            "each worker takes its share."
-        )
-
-
-def is_chief(strategy):
-    """Whether this process is the one of several that speaks and writes for all."""
-    return strategy is None or workers_of(strategy) == 1 or _number(strategy) == 0
-
-
-def _number(strategy):
-    resolver = strategy.cluster_resolver
-    if "chief" not in resolver.cluster_spec().jobs:
-        return resolver.task_id
-    return 0 if resolver.task_type == "chief" else 1 + resolver.task_id
-
-
 def _share(strategy):
     workers = workers_of(strategy)
     if workers == 1:
         return Share(replicas=strategy.num_replicas_in_sync)
-    return Share(_number(strategy), workers, strategy.num_replicas_in_sync // workers)
+    return Share(worker_number(strategy), workers, strategy.num_replicas_in_sync // workers)

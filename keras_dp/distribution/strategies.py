@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 
 import tensorflow as tf
 
@@ -92,20 +93,58 @@ def _of_this_machine(number):
 
 def _multi_worker(devices, tpu):
     config = os.environ.get("TF_CONFIG", "")
-    try:
-        parsed = json.loads(config)
-        workers, task = parsed["cluster"]["worker"], parsed["task"]
-        fits = 0 <= int(task["index"]) < len(workers) and task["type"] in ("worker", "chief")
-    except (ValueError, KeyError, TypeError):
-        fits = False
-    if not fits:
+    fault = _fault_of(config)
+    if fault:
         raise ValueError(
             "The strategy 'multi_worker' needs the environment variable TF_CONFIG, such as "
             '{"cluster": {"worker": ["10.0.0.1:1234", "10.0.0.2:1234"]}, '
-            '"task": {"type": "worker", "index": 0}}, with the index of this machine. '
-            f"Received: {config!r}"
+            '"task": {"type": "worker", "index": 0}}, with the index of this machine: '
+            f"{fault}. Received: {config!r}"
         )
-    return tf.distribute.MultiWorkerMirroredStrategy()
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    except RuntimeError as reason:
+        raise RuntimeError(
+            "The strategy 'multi_worker' has to be made before anything else uses TensorFlow. Call "
+            "keras_dp.distribution.get_strategy('multi_worker') once, at the start of the program. "
+            f"TensorFlow says: {reason}"
+        ) from reason
+
+
+def _fault_of(config):
+    """What is wrong with a TF_CONFIG, or None."""
+    try:
+        parsed = json.loads(config)
+    except ValueError:
+        return "it is no JSON" if config else "it is not set"
+    if not isinstance(parsed, dict):
+        return "it is no object with 'cluster' and 'task'"
+    jobs, task = parsed.get("cluster"), parsed.get("task")
+    if not isinstance(jobs, dict) or not jobs:
+        return "'cluster' is missing"
+    if not isinstance(task, dict) or not {"type", "index"} <= task.keys():
+        return "'task' with 'type' and 'index' is missing"
+    if unknown := jobs.keys() - {"chief", "worker"}:
+        return f"the job {min(unknown)!r} takes no part in this strategy; leave it out"
+    addresses = []
+    for job, hosts in jobs.items():
+        if not isinstance(hosts, list) or not hosts or not all(map(_is_address, hosts)):
+            return f"'{job}' is no list of addresses with ports"
+        addresses += hosts
+    if len(set(addresses)) < len(addresses):
+        return "an address is there twice"
+    if len(jobs.get("chief", ())) > 1:
+        return "there is more than one chief"
+    hosts, index = jobs.get(task["type"]), task["index"]
+    if hosts is None:
+        return f"'type' is none of {', '.join(map(repr, jobs))}"
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(hosts):
+        return f"'index' is not from 0 to {len(hosts) - 1}"
+    return None
+
+
+def _is_address(text):
+    return isinstance(text, str) and re.fullmatch(r"\S+:\d+", text) is not None
 
 
 def _tpu(devices, tpu):

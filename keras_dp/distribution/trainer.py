@@ -22,8 +22,10 @@ import functools
 import tensorflow as tf
 
 from keras_dp import _keras
-from keras_dp.distribution.data import shared_out, workers_of
+from keras_dp.distribution.cluster import workers_of
+from keras_dp.distribution.data import shared_out
 from keras_dp.optimizers.base import private_optimizer
+from keras_dp.pieces import Piece
 
 
 def is_distributed(model):
@@ -70,7 +72,7 @@ def _several(model, step, number):
         for _ in range(number - 1):
             try:
                 logs = one(iterator)
-            except StopIteration:
+            except (StopIteration, tf.errors.OutOfRangeError):
                 break
         return logs
 
@@ -96,6 +98,13 @@ def _dispatch_make(name, function):
     setattr(_keras.TensorFlowTrainer, name, make)
 
 
+def _without_piece(batch):
+    """A batch as the model takes it: the inputs of a piece, without what says which it is."""
+    if isinstance(batch, tuple) and batch and isinstance(batch[0], Piece):
+        return (batch[0].x, *batch[1:])
+    return batch
+
+
 def _dispatch_build():
     plain = _keras.TensorFlowTrainer._maybe_symbolic_build
 
@@ -108,7 +117,7 @@ def _dispatch_build():
             local = tf.nest.map_structure(
                 lambda t: strategy.experimental_local_results(t)[0], next(batches)
             )
-            return plain(self, data_batch=local)
+            return plain(self, data_batch=_without_piece(local))
 
     build.keras_dp = True
     _keras.TensorFlowTrainer._maybe_symbolic_build = build

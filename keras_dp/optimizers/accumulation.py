@@ -42,6 +42,13 @@ class Accumulator:
                 self._sums[id(v)] = tf.Variable(zeros, trainable=False, name="clipped_sum")
 
     @property
+    def variables(self):
+        """list of tf.Variable: the sums and the counters, once they are built."""
+        if not self.built:
+            return []
+        return [self._parts, self._expected, self._draw, *self._sums.values()]
+
+    @property
     def waiting(self):
         """int, parts of a logical batch that have arrived and wait for the others."""
         return int(self._parts.numpy()) if self.built else 0

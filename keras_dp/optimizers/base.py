@@ -6,13 +6,15 @@ import numbers
 
 import tensorflow as tf
 
-from keras_dp import _keras, noise
+from keras_dp import _keras
 from keras_dp.clipping.clipped import ClippedGradients
 from keras_dp.clipping.settings import PrivacySettings, require
 from keras_dp.errors import PrivacyError, UnclippedGradientsError
+from keras_dp.noise import GaussianNoise
 from keras_dp.optimizers import replicas
 from keras_dp.optimizers.accumulation import Accumulator
 from keras_dp.optimizers.lineage import Lineage
+from keras_dp.secure_noise import SecureNoise
 
 
 class DPOptimizer(Lineage):
@@ -48,6 +50,7 @@ class DPOptimizer(Lineage):
         gradient_accumulation_steps=None,
         augmentations=None,
         examples_per_user=None,
+        noise_source="fast",
         seed=None,
         **kwargs,
     ):
@@ -61,6 +64,7 @@ class DPOptimizer(Lineage):
             gradient_accumulation_steps=gradient_accumulation_steps,
             augmentations=augmentations,
             examples_per_user=examples_per_user,
+            noise_source=noise_source,
         )
         require(
             seed is None or (isinstance(seed, numbers.Integral) and not isinstance(seed, bool)),
@@ -78,7 +82,7 @@ class DPOptimizer(Lineage):
         super().__init__(*args, **kwargs)
         self._privacy = settings
         self._calls_into_keras = 0
-        self._noise = noise.GaussianNoise(seed)
+        self._noise = _NOISE_SOURCES[settings.noise_source](seed)
         self._begin_run()
         self._accumulator = Accumulator()
         _keras.make_shared_seed_generator()  # here, so that no train step has to make it
@@ -146,6 +150,11 @@ class DPOptimizer(Lineage):
         return self._privacy.examples_per_user
 
     @property
+    def noise_source(self):
+        """Where the noise's random bits come from: "fast" or "secure"."""
+        return self._privacy.noise_source
+
+    @property
     def iterations(self):
         """The number of updates: noisy releases, not parts of a logical batch."""
         return self._iterations
@@ -160,12 +169,22 @@ class DPOptimizer(Lineage):
         """Standard deviation of the noise in the gradient that the update uses."""
         return self.noise_multiplier * self.sensitivity / self.batch_size
 
+    @property
+    def noise_fingerprint(self):
+        """str that tells whether two optimizers will draw the same noise, and nothing else."""
+        return self._noise.fingerprint
+
     def build(self, variables):
         """Makes the optimizer's variables, and the sums in which parts of a batch add up."""
         with self._in_keras():
             super().build(variables)
         if self._waits() and not self._accumulator.built:
             self._accumulator.build(variables)
+
+    def state_variables(self):
+        """Every ``tf.Variable`` of this optimizer, those that no checkpoint sees included."""
+        own = [self._run, self._released.value, *self._noise.variables]
+        return [v.value for v in self.variables] + own + self._accumulator.variables
 
     def begin_logical_batch(self):
         """Drops the parts of a logical batch that was never finished; each ``fit`` begins so.
@@ -270,8 +289,7 @@ class DPOptimizer(Lineage):
         """The private gradient: sum / batch_size, noise, regularizers; float32 tensors."""
         private = scaled_sums
         if self.noise_multiplier > 0:
-            noise = self._noise.draw([tuple(s.shape) for s in private], self.noise_stddev)
-            private = [p + z for p, z in zip(private, noise)]
+            private = self._noise.add(private, self.noise_stddev)
         regularizers = regularizer_gradients(variables)
         return [p if r is None else p + r for p, r in zip(private, regularizers)]
 
@@ -314,6 +332,8 @@ def regularizer_gradients(variables):
         found.append(tf.cast(tape.gradient(penalty, value), tf.float32))
     return found
 
+
+_NOISE_SOURCES = {"fast": GaussianNoise, "secure": SecureNoise}
 
 _KERAS_CLIP = (
     "Keras's own clipping works on the mean gradient, not per example, and gives no privacy. "

@@ -27,6 +27,11 @@ class Lineage:
         self._past, self._released = _Past(), _Count()
 
     @property
+    def run(self):
+        """``tf.Variable`` that holds :attr:`run_id`."""
+        return self._run
+
+    @property
     def run_id(self):
         """str, 32 hex digits: the same for all optimizers restored from one another."""
         return self._run.numpy().tobytes().hex()

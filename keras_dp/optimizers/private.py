@@ -26,7 +26,7 @@ def make_private(optimizer_class, name=None):
       A class that takes every argument of ``optimizer_class`` and, by keyword,
       ``l2_norm_clip``, ``noise_multiplier``, ``batch_size``, ``clipping``,
       ``microbatch_size``, ``backend``, ``gradient_accumulation_steps``, ``augmentations``,
-      ``examples_per_user`` and ``seed``. The same class for the same arguments.
+      ``examples_per_user``, ``noise_source`` and ``seed``. The same class for the same arguments.
 
     Raises:
       ValueError: when ``optimizer_class`` is no Keras optimizer class, or wraps another
@@ -104,6 +104,9 @@ Args:
   examples_per_user: None, or k: each k consecutive rows of a batch are one user, missing rows
     being padding, and the mean of their gradients is clipped. What is protected is then a
     user. Take batches of ``keras_dp.PoissonSampler(users=..., examples_per_user=k)``.
+  noise_source: "fast" takes random bits from Philox, in the graph. "secure" takes them from AES,
+    on the CPU, and guards against known attacks on floating-point noise; slower, not under
+    XLA; see :mod:`keras_dp.secure_noise`.
   seed: None takes the noise's secret from the operating system. An int repeats the noise,
     for tests only, and warns.
   Every other argument is that of ``keras.optimizers.{base}``, except its clipping

@@ -106,5 +106,7 @@ def require_made_in_scope(optimizer, variables):
 
 
 def _named(optimizer, variables):
-    weights = ((f"Weight '{v.path}'", v.value) for v in variables)
-    return [("The optimizer", optimizer.iterations.value), *weights]
+    """What an update reads and writes: (name for an error, variable)."""
+    weights = [(f"Weight '{v.path}'", v.value) for v in variables]
+    state = [("The optimizer", v) for v in optimizer.state_variables()]
+    return state + weights

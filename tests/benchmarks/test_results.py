@@ -125,7 +125,8 @@ def test_comparison_table(found):
     assert rows(text, "opacus ghost")[0][2] == "TypeError: x"
     assert rows(text, "keras_dp auto")[0][1] == "30.0 ms, 3.00x, 150 MB"
     assert rows(text, "mlp") == [["mlp", "30.0 ms", "60.0 ms", "opacus ghost", "2.00x"]]
-    assert "Geometric mean: 2.00x; lowest 2.00x." in text
+    assert "Geometric mean: 2.00x; lowest 2.00x. " in text
+    assert "Against the fastest way of each by itself: opacus 2.00x (1 models)." in text
     ratios = tables.fastest_ratios(found, ["mlp", "cnn"])
     assert ratios["opacus"] == {"mlp": pytest.approx(6.0)}
     assert ratios["keras_dp"] == {"mlp": pytest.approx(3.0), "cnn": pytest.approx(1.5)}

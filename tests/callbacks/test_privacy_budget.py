@@ -50,6 +50,15 @@ def test_it_stops_before_the_update_that_would_exceed(steps_per_execution, per_e
     assert model.stop_training
 
 
+@pytest.mark.parametrize("limits", [(2.0, 4.0), (4.0, 2.0)])
+def test_the_tightest_of_several_budgets_on_a_ledger_counts(limits):
+    batches, model = sampler(), compiled()
+    book = keras_dp.PrivacyLedger(num_examples=N)
+    budgets = [budget(batches, limit, ledger=book) for limit in limits]
+    model.fit(batches, epochs=1000, callbacks=budgets, verbose=0)
+    assert made(model) == MOST and book.epsilon(DELTA) <= 2.0
+
+
 def test_the_model_stays_usable(tmp_path):
     batches, model = sampler(), compiled()
     history = model.fit(batches, epochs=1000, callbacks=[budget(batches)], verbose=0).history

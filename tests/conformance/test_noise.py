@@ -37,10 +37,13 @@ def test_compile_arguments(compile_args):
         {"l2_norm_clip": 3.0},
         {"augmentations": 2},
         {"examples_per_user": 2},
+        {"noise_source": "secure"},
     ],
     ids=str,
 )
 def test_arguments(args):
+    if args.get("noise_source") == "secure":
+        pytest.importorskip("cryptography")
     optimizer = _make(**args)()
     stddev = 2.0 * optimizer.l2_norm_clip / optimizer.batch_size
     checks.check_noise(_make(**args), stddev)

@@ -72,8 +72,10 @@ def test_pieces_of_a_draw():
     for k, (piece, y, weight) in enumerate(pieces):
         assert isinstance(piece, Piece)
         assert piece.draw.dtype == piece.position.dtype == np.int64 and piece.last.dtype == bool
-        assert piece.draw.shape == piece.position.shape == piece.last.shape == (1,)
-        assert piece.position == k % 6 and piece.last == (k % 6 == 5)
+        # The same for every row, so that each replica that gets some rows gets them.
+        assert piece.draw.shape == piece.position.shape == piece.last.shape == (32,)
+        assert set(piece.position) == {k % 6} and set(piece.last) == {k % 6 == 5}
+        assert len(set(piece.draw)) == 1
         assert len(piece.x) == len(y) == len(weight) == 32
     numbers = [int(piece.draw[0]) for piece, _, _ in pieces]
     assert len(set(numbers)) == 10 and all(len(set(numbers[k : k + 6])) == 1 for k in (0, 6, 54))
@@ -240,7 +242,7 @@ def test_the_static_dataset_has_static_pieces():
     sampler = numbered(physical_batch_size=32)
     piece, y, weight = sampler.as_tf_dataset().element_spec
     assert piece.x.shape == y.shape == weight.shape == (32,)
-    assert piece.draw.shape == piece.last.shape == (1,)
+    assert piece.draw.shape == piece.last.shape == (32,)
     assert sampler.as_tf_dataset().cardinality() == 60
 
 

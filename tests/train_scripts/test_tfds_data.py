@@ -10,7 +10,7 @@ import tensorflow_datasets as tfds
 
 import keras_dp
 from tests.sampling.drawing import is_padding
-from train_scripts import data, tfds_data
+from train_scripts import crops, data, imagenet, tfds_data
 
 TRAIN, TEST = 40, 7
 
@@ -151,6 +151,27 @@ def test_images_of_several_sizes_are_resized_and_secret_labels_not_used():
     assert x.shape == (TRAIN, 8, 8, 3)
     np.testing.assert_allclose(np.ptp(x, axis=(1, 2, 3)), 0, atol=1e-5)
     np.testing.assert_array_equal(np.rint(x[:, 0, 0, 0] * 255 / 6) % 2, y)
+
+
+def test_the_imagenet_recipe_crops_and_evaluates_them(monkeypatch):
+    """Photos of several sizes, by the name of a data set whose size is known."""
+    values = imagenet.define_flags()
+    values(["imagenet.py", "--image_size=8", "--train_device_batch_size=10", "--dp_sigma=1"])
+    monkeypatch.setitem(imagenet.DATASETS, "imagenet", ("tiny_photos", TRAIN + 1))
+    with pytest.raises(ValueError, match="has 40 training images, expected 41"):
+        imagenet.open_data(values)
+    monkeypatch.setitem(imagenet.DATASETS, "imagenet", ("tiny_photos", TRAIN))
+    found = imagenet.open_data(values)
+    plan = imagenet.Plan(values, len(found.train), replicas=1)
+    x, y, weight = imagenet.make_batches(values, found, plan)[0]
+    x = x.array if hasattr(x, "array") else keras.tree.flatten(x)[0]
+    assert x.shape[1:] == (8, 8, 3) and len(x) == len(y) == len(weight)
+    grey = x * crops.DEVIATION + crops.MEAN  # every photo has one colour, 6 i, and label i % 2
+    number = np.round(grey[..., 0].mean((1, 2)) * 255 / 6).astype(int)
+    real = ~np.signbit(weight)
+    np.testing.assert_array_equal(number[real] % 2, y[real])
+    evaluation = imagenet.Evaluation(imagenet.build_model("wrn_10_1", 8, 2, 4), found, values, 1)
+    assert 0 <= evaluation()["accuracy"] <= 1
 
 
 def test_texts_and_a_split_that_is_held_out():
