@@ -7,6 +7,8 @@ import re
 
 import tensorflow as tf
 
+from keras_dp import precision
+
 NAMES = ("default", "mirrored", "multi_worker", "tpu")
 
 
@@ -159,6 +161,7 @@ def _tpu(devices, tpu):
             "TPU, or 'local' on a machine that has one, with TensorFlow's build for TPUs "
             f"installed. TensorFlow says: {reason}"
         ) from reason
+    precision.ensure_float32_products()
     return tf.distribute.TPUStrategy(resolver)
 
 

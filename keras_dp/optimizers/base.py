@@ -6,7 +6,7 @@ import numbers
 
 import tensorflow as tf
 
-from keras_dp import _keras
+from keras_dp import _keras, precision
 from keras_dp.clipping.clipped import ClippedGradients
 from keras_dp.clipping.settings import PrivacySettings, require
 from keras_dp.errors import PrivacyError, UnclippedGradientsError
@@ -79,6 +79,7 @@ class DPOptimizer(Lineage):
                 )
         if tf.distribute.has_strategy():
             replicas.require_supported(tf.distribute.get_strategy())
+        precision.ensure_float32_products_of_gpus()
         super().__init__(*args, **kwargs)
         self._privacy = settings
         self._calls_into_keras = 0
