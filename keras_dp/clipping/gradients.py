@@ -111,7 +111,9 @@ def accumulate(
         real = padding.real_rows(sample_weight)
         counted = _counted_rows(sample_weight)
         with _keras.losses_of_examples():
-            if per_pass is None or (isinstance(size, int) and size <= per_pass and real is None):
+            if per_pass is None or (
+                real is None and isinstance(size, int) and 0 < size <= per_pass
+            ):
                 return run(data, real, counted)
             return _microbatches(run, data, real, counted, size, per_user, per_pass, variables)
 
@@ -133,15 +135,17 @@ def _microbatches(run, data, real, counted, size, per_user, per_pass, variables)
       size: the units, users or examples; int or scalar tensor.
       per_user: int, the rows of each.
     """
+    zeros = [tf.zeros(v.shape) for v in variables]
+    none = (zeros, tf.constant(0.0), tf.constant(0, tf.int64))
+    if isinstance(size, int) and size == 0:  # a replica's share may have no rows
+        return none
     width = min(size, per_pass) if isinstance(size, int) else tf.minimum(size, per_pass)
-    # A replica's share may have no rows.
-    divisor = max(width, 1) if isinstance(width, int) else tf.maximum(width, 1)
-    even = isinstance(size, int) and size % divisor == 0
+    even = isinstance(size, int) and size % width == 0
     last = size
     if real is not None:
         end = tf.reduce_max(tf.where(real, tf.range(size * per_user) + 1, 0))
         last = -(-end // per_user)
-    steps = -(-last // divisor)
+    steps = -(-last // tf.maximum(width, 1))
 
     def body(k, sums, total, number):
         start = tf.minimum(k * width, size - width)
@@ -155,8 +159,7 @@ def _microbatches(run, data, real, counted, size, per_user, per_pass, variables)
         sums = [s + m for s, m in zip(sums, more)]
         return k + 1, sums, total + loss, number + examples
 
-    zeros = [tf.zeros(v.shape) for v in variables]
-    start = (tf.constant(0), zeros, tf.constant(0.0), tf.constant(0, tf.int64))
+    start = (tf.constant(0), *none)
     _, sums, total, number = tf.while_loop(
         lambda k, *_: k < steps, body, start, parallel_iterations=1
     )

@@ -85,14 +85,9 @@ def test_evaluate_and_predict_as_they_are_compiled(jit_compile):
     assert models[0].steps_per_execution == 2 and models[0].jit_compile == jit_compile
 
 
-@pytest.mark.parametrize(
-    "kwargs",
-    [{}, pytest.param(dict(gradient_accumulation_steps=2), marks=pytest.mark.slow)],
-    ids=str,
-)
-def test_custom_loop(kwargs):
+def test_custom_loop():
     """The optimizer is built by the first step, inside ``strategy.run``."""
-    models = [running.compiled(n, lambda: _adam(**kwargs)) for n in (2, 0)]
+    models = [running.compiled(n, _adam) for n in (2, 0)]
     x, y = zoo.batch(models[0], size=17)
     assert running.steps(models[0], x, y, times=2) == 34
     running.fit_unevenly(models[1])
